@@ -1,0 +1,1 @@
+"""Configuration files: folders mirror the packages, files are choices."""

@@ -1,0 +1,1 @@
+"""The client: trainers, and the agent that connects one to a server."""

@@ -1,0 +1,1 @@
+"""Everything that touches Flower. No other package imports it."""
