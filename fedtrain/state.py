@@ -1,10 +1,10 @@
 """RunState: everything that the next round depends on."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedtrain import params as arrays
-from fedtrain.types import NOTHING, Array, Params, Start, State
+from fedtrain.types import Array, Params, Start, State
 
 
 @dataclass(frozen=True)
@@ -16,10 +16,10 @@ class RoundRecord:
     num_asked: int
     skipped: str = ""
     """Why the model was left as it was; empty when the round counted."""
-    metrics: Mapping[str, float] = NOTHING
+    metrics: Mapping[str, float] = field(default_factory=dict)
     """Training metrics, averaged over the counted updates by their number of examples."""
-    evaluation: Mapping[str, float] = NOTHING
-    evaluation_by_client: Mapping[str, Mapping[str, float]] = NOTHING
+    evaluation: Mapping[str, float] = field(default_factory=dict)
+    evaluation_by_client: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

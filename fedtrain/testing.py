@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from fedtrain.types import NOTHING, Cohort, Params, Task, Update
+from fedtrain.types import Cohort, Params, Task, Update
 
 
 def task_of(number: int = 0, client: str = "a", **fields: object) -> Task:
@@ -12,10 +12,10 @@ def task_of(number: int = 0, client: str = "a", **fields: object) -> Task:
 
 
 def update_of(
-    delta: Params, num_examples: int = 1, *, client: str = "a", metrics: Mapping[str, float] = NOTHING
+    delta: Params, num_examples: int = 1, *, client: str = "a", metrics: Mapping[str, float] | None = None
 ) -> Update:
     """An update of `client` with this delta."""
-    return Update(task_of(client=client), delta, num_examples, metrics=metrics)
+    return Update(task_of(client=client), delta, num_examples, metrics=metrics or {})
 
 
 def cohort_of(size: int, *, quorum: int = 1, **fields: object) -> Cohort:

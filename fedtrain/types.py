@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Literal
 
 from numpy.typing import NDArray
@@ -19,8 +18,6 @@ State = Any
 
 OutcomeKind = Literal["ok", "declined", "failed", "late", "invalid", "lost"]
 TaskKind = Literal["train", "evaluate"]
-
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class ClientInfo:
     id: str
     num_examples: int
     """Examples that it trains on, as enrolled; >= 0."""
-    tags: Mapping[str, str] = NOTHING
+    tags: Mapping[str, str] = field(default_factory=dict)
     capacity: Capacity = field(default_factory=Capacity)
     local_algorithms: tuple[str, ...] = ()
     """Local algorithms that its trainer can do; empty means: not reported."""
@@ -100,8 +97,8 @@ class Update:
     """Floating-point arrays: ``local - start``. Integers and bools: the local values themselves."""
     num_examples: int
     num_steps: int = 0
-    metrics: Mapping[str, float] = NOTHING
-    extra: Params = NOTHING
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    extra: Params = field(default_factory=dict)
     """Second payload of a local algorithm, such as SCAFFOLD's control difference."""
 
 
@@ -113,7 +110,7 @@ class Outcome:
     kind: OutcomeKind
     update: Update | None = None
     """Only for ``ok`` training tasks."""
-    metrics: Mapping[str, float] = NOTHING
+    metrics: Mapping[str, float] = field(default_factory=dict)
     """What the client measured (evaluation tasks; training metrics are in the update too)."""
     num_examples: int = 0
     reason: str = ""
@@ -127,12 +124,11 @@ class Start:
 
     params: Params
     buffers: Params
-    payload: Params = NOTHING
+    payload: Params = field(default_factory=dict)
     """What the local algorithm's server half sends beside the model."""
 
 
 __all__ = [
-    "NOTHING",
     "Array",
     "Capacity",
     "ClientInfo",

@@ -1,10 +1,10 @@
 """Trainer: what fedtrain needs from a client's model and data."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from fedtrain.types import NOTHING, Params, Spec, Start, State
+from fedtrain.types import Params, Spec, Start, State
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Fitted:
     """Examples that were trained on, >= 0: the update's weight in a mean by examples."""
     num_steps: int = 0
     """Optimizer steps."""
-    metrics: Mapping[str, float] = NOTHING
-    extra: Params = NOTHING
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    extra: Params = field(default_factory=dict)
     """Second payload of the local algorithm."""
     client_state: State = ()
 
