@@ -7,8 +7,8 @@ strategies in `fedtrain.strategies`; a client that lives in your own program is 
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any
 
-# In a checkout, `strategies/` and `conf/` lie beside this package; in a wheel they lie inside it. Adding the checkout to
-# the package's path makes `fedtrain.strategies` and `fedtrain.conf` the same names in both.
+# In a checkout, `strategies/` and `conf/` lie beside this package; in a wheel they lie inside it. Adding the checkout
+# to the package's path makes `fedtrain.strategies` and `fedtrain.conf` the same names in both.
 if (_Path(__file__).parents[1] / "pyproject.toml").is_file():
     __path__.append(str(_Path(__file__).parents[1]))
 

@@ -11,6 +11,8 @@
     ├── Cancelled          a task was called off while it ran
     └── ConnectionRefused  the server answered, and the answer is final (for example: the id is taken)
 
+Those that name an event rather than a mistake go without the suffix "Error".
+
 Every message says four things: what was expected, what was found, where, and what to do.
 """
 
@@ -39,17 +41,17 @@ class AggregationError(FedtrainError):
     """A round's updates cannot be combined into one; the round is skipped and the model stays."""
 
 
-class TooFew(AggregationError):
+class TooFew(AggregationError):  # noqa: N818
     """Fewer updates, or less total weight, than the rule needs."""
 
 
-class Declined(FedtrainError):
+class Declined(FedtrainError):  # noqa: N818
     """A client declines a task; the message is the reason that the server records."""
 
 
-class Cancelled(FedtrainError):
+class Cancelled(FedtrainError):  # noqa: N818
     """A task was called off (its round closed, or the client stops) while it ran."""
 
 
-class ConnectionRefused(FedtrainError):
+class ConnectionRefused(FedtrainError):  # noqa: N818
     """The server answered and its answer is final: trying again will not help."""

@@ -34,4 +34,5 @@ class Aggregator:
     """Fewer usable updates than this can't be combined."""
 
     def __call__(self, updates: Iterable[Update], cohort: Cohort) -> Params:
+        """Short for `combine`."""
         return self.combine(updates, cohort)
