@@ -5,11 +5,13 @@ The rules, applied everywhere:
 
 - floating-point arrays (float16, bfloat16, float32, float64) travel as deltas, ``local - start``, in their own dtype;
 - integers and bools travel as values;
-- a value that is not finite may only stand where the model itself has the same value (an infinite mask): its delta is 0.
+- a value that is not finite may only stand where the model itself has the same value (an infinite mask): its delta
+  is 0.
 """
 
 import hashlib
 import json
+import math
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -42,6 +44,7 @@ DTYPES: Mapping[str, np.dtype] = {
 """Every dtype that a model may have, by its name in the safetensors format."""
 
 _MAX_HEADER_BYTES = 64 * 2**20
+_MAX_DIMENSIONS = 64
 
 
 def is_float(array: Array) -> bool:
@@ -74,10 +77,11 @@ def subtract(local: Params, start: Params) -> dict[str, Array]:
         if not is_float(before):
             result[name] = np.array(after)
         elif all_finite(before):
-            result[name] = np.asarray(after - before)
+            with np.errstate(over="ignore"):  # whoever receives the delta refuses what is not finite
+                result[name] = np.asarray(after - before)
         else:
             same = (after == before) | (np.isnan(after) & np.isnan(before))
-            with np.errstate(invalid="ignore"):
+            with np.errstate(invalid="ignore", over="ignore"):
                 result[name] = np.asarray(np.where(same, np.zeros((), before.dtype), after - before))
     return result
 
@@ -85,14 +89,16 @@ def subtract(local: Params, start: Params) -> dict[str, Array]:
 def add(params: Params, move: Params) -> dict[str, Array]:
     """``params + move`` by name, computed in float32 or wider, in the dtype of `params`.
 
-    Arrays without a move stay as they are; integers and bools in `move` replace the old values.
+    Arrays without a move stay as they are; integers and bools in `move` replace the old values. A sum beyond the
+    dtype's range is infinite: the caller looks for that.
     """
     result = dict(params)
     for name, step in move.items():
         old = params[name]
         if is_float(old):
             acc = wide(old.dtype)
-            result[name] = np.asarray(old.astype(acc) + step.astype(acc)).astype(old.dtype)
+            with np.errstate(over="ignore"):
+                result[name] = np.asarray(old.astype(acc) + step.astype(acc)).astype(old.dtype)
         else:
             result[name] = np.asarray(step, old.dtype)
     return result
@@ -172,7 +178,8 @@ class Packed(Mapping[str, Array]):
     """
 
     def __init__(self, buffer: "bytes | bytearray | memoryview | Array", *, where: str = "safetensors data") -> None:
-        view = memoryview(buffer).cast("B")
+        view = memoryview(buffer.data if isinstance(buffer, np.ndarray) else buffer)
+        view = view.cast("B") if view.nbytes else memoryview(b"")
         self._data, self._entries, self.metadata = _read_header(view, where)
 
     def __getitem__(self, name: str) -> Array:
@@ -215,13 +222,17 @@ def _read_header(view: memoryview, where: str) -> tuple[memoryview, dict[str, _E
         try:
             dtype, shape, (begin, end) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
             numbers = [*shape, begin, end]
+            name.encode()
+        except UnicodeEncodeError:
+            raise bad(f"the name {name!r} is not text") from None
         except (KeyError, TypeError, ValueError):
             raise bad(f"the entry of {name!r} lacks dtype, shape or offsets that are known") from None
-        if not all(type(number) is int and number >= 0 for number in numbers):
+        if not isinstance(shape, list) or not all(type(number) is int and number >= 0 for number in numbers):
             raise bad(f"{name!r} has a size or offset that is not a whole number >= 0")
-        count = 1
-        for dim in shape:
-            count *= dim
+        count = math.prod(shape)
+        # NumPy's own limits, which also hold where a dimension of 0 makes the array empty.
+        if len(shape) > _MAX_DIMENSIONS or math.prod(dim or 1 for dim in shape) * dtype.itemsize >= 2**63:
+            raise bad(f"{name!r} has a shape that no array can have")
         if end > len(data) or end - begin != count * dtype.itemsize:
             raise bad(f"{name!r} has shape {shape} and bytes {begin} to {end} of {len(data)}")
         entries[name] = (dtype, tuple(shape), begin, end)

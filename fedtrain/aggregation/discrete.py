@@ -1,7 +1,11 @@
 """Integers and bools: values, not deltas, with a written rule."""
 
+import math
+from fractions import Fraction
+
 import numpy as np
 
+from fedtrain.errors import AggregationError
 from fedtrain.params import is_float
 from fedtrain.types import Array, Params
 
@@ -9,48 +13,65 @@ from fedtrain.types import Array, Params
 class DiscreteMean:
     """Folds the integer and bool arrays of a round's updates, one update at a time.
 
-    - Integers: the weighted mean of the clients' values, rounded to the nearest whole number, ties to even. Computed
-      on differences from the server's value, exactly also beyond 2**53.
+    - Integers: the weighted mean of the clients' values, rounded to the nearest whole number, ties to even. 64-bit
+      integers are summed exactly, also beyond 2**53.
     - Bools: the weighted majority; a tie keeps the server's value.
 
-    Nothing is ever turned into a float array or truncated. An update of weight 0 changes nothing.
+    No array is ever truncated or changes its dtype. An update of weight 0 changes nothing.
     """
 
     def __init__(self, model: Params) -> None:
         self._start = {name: array for name, array in model.items() if not is_float(array)}
-        self._sums = {name: np.zeros(array.shape, np.float64) for name, array in self._start.items()}
-        self._total = 0.0
+        self._sums = {name: np.zeros(array.shape, _sum_dtype(array)) for name, array in self._start.items()}
+        self._total = Fraction(0)
 
     def add(self, values: Params, weight: float) -> None:
-        """Count one update's values `weight` times; `weight` is finite and >= 0."""
-        self._total += weight
+        """Count one update's values `weight` times.
+
+        Raises:
+            AggregationError: `weight` is negative or not finite.
+        """
+        if not 0 <= weight < math.inf:
+            raise AggregationError(f"weight {weight} of an update, expected a finite number >= 0")
+        self._total += Fraction(weight)
         for name, start in self._start.items():
-            self._sums[name] += weight * _difference(values[name], start)
+            if _is_long(start):
+                _add_exactly(self._sums[name], values[name], start, weight)
+            else:
+                self._sums[name] += weight * values[name].astype(np.float64)
 
     def result(self) -> dict[str, Array]:
         """The combined values by name, in the model's dtypes; the model's own where the total weight is zero."""
         if self._total == 0:
             return dict(self._start)
-        return {name: _moved(start, self._sums[name] / self._total) for name, start in self._start.items()}
+        return {name: self._combined(start, self._sums[name]) for name, start in self._start.items()}
+
+    def _combined(self, start: Array, sums: Array) -> Array:
+        if _is_long(start):
+            moves = (Fraction(total) / self._total for total in sums.reshape(-1))
+            old = (int(value) for value in start.reshape(-1))
+            # Python rounds a fraction to the nearest whole number, ties to even.
+            values = [round(value + move) for value, move in zip(old, moves, strict=True)]
+            return np.array(values, start.dtype).reshape(start.shape)
+        mean = sums / float(self._total)
+        if start.dtype == np.bool_:
+            return np.where(mean == 0.5, start, mean > 0.5)
+        return np.asarray(np.rint(mean), start.dtype)
 
 
-def _difference(value: Array, start: Array) -> Array:
-    if start.dtype == np.bool_:
-        return np.asarray(value, np.float64)
-    if start.dtype.itemsize < 8:
-        return np.asarray(value, np.float64) - np.asarray(start, np.float64)
-    return np.asarray(value.astype(object) - start.astype(object), np.float64)
+def _is_long(array: Array) -> bool:
+    """Whether float64 does not hold every value of this dtype."""
+    return array.dtype.kind in "iu" and array.dtype.itemsize == 8
 
 
-def _moved(start: Array, mean: Array) -> Array:
-    if start.dtype == np.bool_:
-        return np.where(mean == 0.5, start, mean > 0.5)
-    whole = np.rint(mean)
-    # rint's ties go to even differences; the value itself has to be even, so an odd start rounds the other way.
-    tie = np.abs(mean - np.trunc(mean)) == 0.5
-    odd = np.asarray(start) % 2 == 1
-    whole = np.where(tie & odd, np.trunc(mean) + (np.trunc(mean) % 2 == 0) * np.sign(mean), whole)
-    if start.dtype.itemsize < 8:
-        return np.asarray(np.asarray(start, np.float64) + whole, start.dtype)
-    exact = np.asarray(start).astype(object) + np.vectorize(int, otypes=[object])(whole) if whole.size else start
-    return np.asarray(exact, dtype=start.dtype)
+def _sum_dtype(array: Array) -> np.dtype:
+    return np.dtype(object) if _is_long(array) else np.dtype(np.float64)
+
+
+def _add_exactly(sums: Array, values: Array, start: Array, weight: float) -> None:
+    """``sums += weight * (values - start)`` in whole numbers or fractions, for the elements that moved."""
+    moved = np.nonzero(np.atleast_1d(values != start))
+    factor = int(weight) if float(weight).is_integer() else Fraction(weight)
+    if moved[0].size:
+        difference = np.atleast_1d(values)[moved].astype(object) - np.atleast_1d(start)[moved].astype(object)
+        np.atleast_1d(sums)[moved] += factor * difference

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedtrain.aggregation.aggregator import Aggregator, Weight, by_examples
 from fedtrain.errors import AggregationError, TooFew
-from fedtrain.params import is_float, wide
+from fedtrain.params import all_finite, is_float, wide
 from fedtrain.types import Array, Cohort, Params, Update
 
 _CHUNK = 65_536
@@ -26,7 +26,8 @@ def weighted_mean(weight: Weight = by_examples) -> Aggregator:
 
     Raises:
         TooFew: (when it runs) there is no update, or the weights sum to zero.
-        AggregationError: (when it runs) a weight is negative or not finite.
+        AggregationError: (when it runs) a weight is negative or not finite, updates differ in names, shapes or
+            dtypes, or the mean does not fit into the dtype.
 
     Source: McMahan et al., AISTATS 2017, arXiv:1602.05629, Algorithm 1.
 
@@ -39,33 +40,57 @@ def weighted_mean(weight: Weight = by_examples) -> Aggregator:
 
     def combine(updates: Iterable[Update], cohort: Cohort) -> Params:
         sums: dict[str, Array] = {}
-        dtypes: dict[str, np.dtype] = {}
+        layout: dict[str, _Layout] = {}
         total = 0.0
         for update in updates:
             w = weight(update, cohort)
             if not (0 <= w < np.inf):
                 raise AggregationError(f"client {update.task.client}: weight {w}, expected a finite number >= 0")
             total += w
+            first, names = not sums, set()
+            # One array at a time: a delta may be a lazy mapping, larger than memory should hold at once.
             for name in update.delta:
                 array = update.delta[name]
                 if not is_float(array):
                     continue
-                if name not in sums:
-                    dtypes[name] = array.dtype
+                names.add(name)
+                if first:
+                    layout[name] = array.shape, array.dtype
                     sums[name] = np.zeros(array.shape, wide(array.dtype))
+                elif layout.get(name) != (array.shape, array.dtype):
+                    raise _differs(update, name, (array.shape, array.dtype), layout.get(name))
                 if w > 0:
                     fold(sums[name], array, w)
+            for name in sorted(layout.keys() - names):
+                raise _differs(update, name, None, layout[name])
         if not sums:
             raise TooFew("no update with a floating-point array to average")
         if total == 0:
             raise TooFew("the weights of all updates sum to zero (no client trained on any example)")
         result = {}
         for name, acc in sums.items():
-            np.divide(acc, acc.dtype.type(total), out=acc)
-            result[name] = acc.astype(dtypes[name], copy=False)
+            with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+                np.divide(acc, acc.dtype.type(total), out=acc)
+                result[name] = acc.astype(layout[name][1], copy=False)
+            if not all_finite(result[name]):
+                raise AggregationError(
+                    f"the weighted mean of {name!r} is not finite in {layout[name][1]} (total weight {total:g}): "
+                    "a delta or a weight is too large or too small, lower the learning rate or scale the weights"
+                )
         return result
 
     return Aggregator(combine, weight)
+
+
+_Layout = tuple[tuple[int, ...], np.dtype]
+
+
+def _differs(update: Update, name: str, found: _Layout | None, expected: _Layout | None) -> AggregationError:
+    has, others = (f"{layout[1]}{layout[0]}" if layout else "missing" for layout in (found, expected))
+    return AggregationError(
+        f"client {update.task.client}, round {update.task.round}: {name!r} is {has}, in the updates before it "
+        f"{others}: use the model definition of the server"
+    )
 
 
 def fold(acc: Array, array: Array, weight: float) -> None:
@@ -76,5 +101,7 @@ def fold(acc: Array, array: Array, weight: float) -> None:
     for begin in range(0, target.size, _CHUNK):
         piece = target[begin : begin + _CHUNK]
         product = scratch[: piece.size]
-        np.multiply(source[begin : begin + _CHUNK], factor, out=product, casting="same_kind", dtype=acc.dtype)
-        np.add(piece, product, out=piece)
+        # A sum may grow past the dtype's range: the caller looks at the result once instead of at every step.
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.multiply(source[begin : begin + _CHUNK], factor, out=product, casting="same_kind", dtype=acc.dtype)
+            np.add(piece, product, out=piece)
