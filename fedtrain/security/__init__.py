@@ -1,0 +1,1 @@
+"""Who may join, and how a client proves who it is."""

@@ -1,0 +1,36 @@
+"""What a client sent, checked before any arithmetic."""
+
+from fedtrain.errors import ParamsError
+from fedtrain.params import all_finite, require_same_layout
+from fedtrain.types import Outcome, Params, Start, Update
+
+MAX_EXAMPLES = 2**53
+"""The largest number of examples: up to here a float64 weight is exact."""
+
+
+def checked(outcome: Outcome, start: Start) -> Outcome:
+    """The outcome itself, or one of kind ``invalid`` with the reason, if its update can't be used."""
+    if outcome.kind != "ok" or outcome.task.kind != "train":
+        return outcome
+    problem = "an answer without an update" if outcome.update is None else problem_of(outcome.update, start)
+    if not problem:
+        return outcome
+    return Outcome(outcome.task, "invalid", reason=problem, seconds=outcome.seconds)
+
+
+def problem_of(update: Update, start: Start) -> str:
+    """What is wrong with an update, in words; empty if nothing is."""
+    if not 0 <= update.num_examples <= MAX_EXAMPLES:
+        return f"{update.num_examples} examples, expected 0 to 2**53"
+    try:
+        require_same_layout(update.delta, {**start.params, **start.buffers}, what="the update")
+    except ParamsError as error:
+        return str(error)
+    return _not_finite(update.delta) or _not_finite(update.extra)
+
+
+def _not_finite(arrays: Params) -> str:
+    for name in arrays:
+        if not all_finite(arrays[name]):
+            return f"{name!r} holds NaN or infinity: training diverged on this client"
+    return ""

@@ -1,0 +1,105 @@
+"""Worker: one client's part of a task, from start to outcome, without any network."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from fedtrain import params as arrays
+from fedtrain.client.trainer import Fitted, Trainer, Work
+from fedtrain.errors import Cancelled, Declined
+from fedtrain.random import generator
+from fedtrain.transforms import ON_CLIENT, Transform, chain
+from fedtrain.types import Outcome, Start, State, Task, Update
+
+
+class Worker:
+    """Does tasks with a trainer, and keeps what the local algorithm remembers on this client.
+
+    That memory changes only when the server says that the update was counted: a client whose update came too late must
+    not go on from a state that the server never saw.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._state: State = ()
+        self._pending: dict[int, State] = {}
+
+    @property
+    def num_examples(self) -> int:
+        """Examples in the local training data."""
+        return self._trainer.num_examples
+
+    @property
+    def local_algorithms(self) -> tuple[str, ...]:
+        """Names of the local algorithms that the trainer can do."""
+        return tuple(self._trainer.local_algorithms)
+
+    def perform(
+        self,
+        task: Task,
+        start: Start,
+        *,
+        cancelled: Callable[[], bool] = lambda: False,
+        progress: Callable[[float], None] = lambda fraction: None,
+        on_error: Callable[[Exception], None] = lambda error: None,
+    ) -> Outcome:
+        """Do a task. Never raises for what the trainer does, except `Cancelled`: an exception is an outcome.
+
+        Args:
+            task: What to do.
+            start: What it starts from; left unchanged.
+            cancelled: Asked between batches; once true, `Cancelled` is raised.
+            progress: Told which part is done, in [0, 1].
+            on_error: Given the trainer's exception, so that its traceback can be shown where it happened.
+
+        Returns:
+            An outcome of kind ok, declined or failed, with the reason; `seconds` is the time spent here.
+        """
+        began = time.monotonic()
+        try:
+            outcome = self._train(task, start, cancelled, progress) if task.kind == "train" else self._measure(task, start)
+        except Cancelled:
+            raise
+        except Declined as error:
+            outcome = Outcome(task, "declined", reason=str(error) or "declined without a reason")
+        except Exception as error:
+            on_error(error)
+            outcome = Outcome(task, "failed", reason=f"{type(error).__name__}: {error}")
+        return replace(outcome, seconds=time.monotonic() - began)
+
+    def settle(self, number: int, counted: bool) -> None:
+        """Keep (counted) or drop what the local algorithm remembered of a task; unknown numbers are ignored."""
+        state = self._pending.pop(number, None)
+        if counted and state is not None:
+            self._state = state
+
+    def _train(
+        self, task: Task, start: Start, cancelled: Callable[[], bool], progress: Callable[[float], None]
+    ) -> Outcome:
+        name = task.local[0]
+        if name not in self._trainer.local_algorithms:
+            can = ", ".join(self._trainer.local_algorithms) or "none"
+            raise Declined(f"this client's trainer can't do the local algorithm {name!r}, only: {can}")
+        transform = _transform(task)
+        fitted = self._trainer.fit(start, Work(task.round, task.local, task.seed, self._state, cancelled, progress))
+        delta = arrays.subtract(fitted.model, {**start.params, **start.buffers})
+        delta, _ = transform.apply(delta, transform.init(delta), generator(task.seed, "on_client"))
+        self._pending = {task.number: fitted.client_state}
+        return Outcome(task, "ok", update=_update(task, delta, fitted), metrics=fitted.metrics, num_examples=fitted.num_examples)
+
+    def _measure(self, task: Task, start: Start) -> Outcome:
+        evaluated = self._trainer.evaluate({**start.params, **start.buffers})
+        if evaluated is None:
+            raise Declined("this client has no held-out examples")
+        return Outcome(task, "ok", metrics=evaluated.metrics, num_examples=evaluated.num_examples)
+
+
+def _update(task: Task, delta: arrays.Params, fitted: Fitted) -> Update:
+    return Update(task, delta, fitted.num_examples, fitted.num_steps, fitted.metrics, fitted.extra)
+
+
+def _transform(task: Task) -> Transform:
+    for name, _ in task.on_client:
+        if name not in ON_CLIENT:
+            raise Declined(f"this client can't do the transform {name!r}: update fedtrain on this client")
+    return chain(*(ON_CLIENT[name](**numbers) for name, numbers in task.on_client))

@@ -1,0 +1,134 @@
+"""Collecting a round's answers: arrival order in, cohort order out, and always an end."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from fedtrain.check import checked
+from fedtrain.fleet.fleet import Fleet
+from fedtrain.observe.events import Report, quiet
+from fedtrain.types import Cohort, Outcome, Start, Task
+
+_RETRY_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+"""Pauses before clients that failed or declined are asked again; the last one repeats."""
+
+
+def collect(
+    cohort: Cohort,
+    fleet: Fleet,
+    start: Start,
+    *,
+    report: Report = quiet,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Outcome]:
+    """Give a cohort its tasks and yield one outcome per task, in cohort order, each as soon as it may be.
+
+    The round closes when all have answered, at the deadline, or `grace_s` after the quorum was reached; who has not
+    answered by then is late. An answer that comes before its turn waits here. With `cohort.retry` and too few usable
+    answers, the same tasks are given again to those who have none, until the quorum is reached.
+    """
+    return _Collection(cohort, fleet, start, report, clock).outcomes()
+
+
+class _Collection:
+    def __init__(
+        self, cohort: Cohort, fleet: Fleet, start: Start, report: Report, clock: Callable[[], float]
+    ) -> None:
+        self.cohort, self.fleet, self.start, self.report, self.clock = cohort, fleet, start, report, clock
+        self.waiting = {task.number: task for task in cohort.tasks}
+        self.final: dict[int, Outcome] = {}
+        self.unusable: dict[int, Outcome] = {}
+        """Answers that a retry may still replace."""
+        self.num_ok = 0
+        self.attempt = 0
+        self.opened = self.quorum_at = math.inf
+
+    def outcomes(self) -> Iterator[Outcome]:
+        self.give(self.cohort.tasks)
+        for task in self.cohort.tasks:
+            while task.number not in self.final:
+                self.receive()
+            yield self.final.pop(task.number)
+
+    def give(self, tasks: tuple[Task, ...]) -> None:
+        self.opened = self.clock()
+        self.fleet.give(tasks, self.start)
+
+    def closes_at(self) -> float:
+        deadline, grace = self.cohort.deadline_s, self.cohort.grace_s
+        closes = self.opened + (math.inf if deadline is None else deadline)
+        return closes if grace is None else min(closes, self.quorum_at + grace)
+
+    def receive(self) -> None:
+        left = self.closes_at() - self.clock()
+        outcome = self.fleet.receive(min(max(left, 0.0), 3600.0))
+        if outcome is not None:
+            self.take(outcome)
+        elif self.clock() >= self.closes_at():
+            self.close("no answer within {:.3g} s")
+        if not self.waiting:
+            self.close()
+
+    def take(self, outcome: Outcome) -> None:
+        number = outcome.task.number
+        if number not in self.waiting:
+            self.tell(replace(outcome, kind="late", update=None, reason="answered after its round had closed"))
+            return
+        outcome = checked(outcome, self.start)
+        self.tell(outcome)
+        if outcome.kind == "lost" and self.cohort.retry:
+            self.fleet.give((outcome.task,), self.start)  # waits for the client to come back
+            return
+        del self.waiting[number]
+        if outcome.kind == "ok":
+            self.final[number] = outcome
+            self.num_ok += 1
+            if self.num_ok == self.cohort.quorum:
+                self.quorum_at = self.clock()
+        elif self.cohort.retry:
+            self.unusable[number] = outcome
+        else:
+            self.final[number] = outcome
+
+    def close(self, reason: str = "") -> None:
+        """All have answered or the time is over: ask again, or make what is there final."""
+        if self.num_ok < self.cohort.quorum and self.cohort.retry:
+            missing = tuple(task for task in self.cohort.tasks if task.number in {*self.waiting, *self.unusable})
+            self.attempt += 1
+            self.report("retry", self.cohort.round, missing=[task.client for task in missing], attempt=self.attempt)
+            if self.unusable:
+                self.pause(_RETRY_PAUSES_S[min(self.attempt, len(_RETRY_PAUSES_S)) - 1])
+            self.waiting.update({task.number: task for task in missing})
+            self.unusable.clear()
+            self.give(missing)
+            return
+        for number, task in self.waiting.items():
+            seconds = self.clock() - self.opened
+            late = Outcome(task, "late", reason=reason.format(seconds), seconds=seconds)
+            self.tell(late)
+            self.final[number] = late
+        self.final.update(self.unusable)
+        self.waiting.clear()
+        self.unusable.clear()
+
+    def pause(self, seconds: float) -> None:
+        until = self.clock() + seconds
+        while (left := until - self.clock()) > 0:
+            outcome = self.fleet.receive(left)
+            if outcome is not None:
+                self.take(outcome)
+
+    def tell(self, outcome: Outcome) -> None:
+        self.report(
+            "outcome",
+            outcome.task.round,
+            client=outcome.task.client,
+            outcome=outcome.kind,
+            reason=outcome.reason,
+            seconds=round(outcome.seconds, 6),
+            task=outcome.task.number,
+            kind=outcome.task.kind,
+            num_examples=outcome.num_examples,
+            metrics=dict(outcome.metrics),
+        )

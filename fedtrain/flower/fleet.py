@@ -1,0 +1,417 @@
+"""FlowerFleet: the clients that are connected to this process's own SuperLink.
+
+Called from two sides: the round loop (`Fleet`) in its thread, and the routes in the event loop's thread. One lock
+guards everything; whatever the loop may wait for is announced on its condition.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from flwr.app import Message
+from flwr.supercore.date import now
+
+from fedtrain.errors import ConnectionRefused, ParamsError
+from fedtrain.flower import wire
+from fedtrain.flower.broker import Broker
+from fedtrain.observe.events import Report, quiet
+from fedtrain.params import Packed, pack, sync_folder
+from fedtrain.state import start_arrays
+from fedtrain.types import ClientInfo, Outcome, Start, Task
+
+Receipt = Literal["taken", "repeated", "late", "unknown"]
+"""What became of an answer: new, had already, after its round closed, or to a task that this client was not given."""
+
+_MAX_VERDICTS = 16
+"""As many of a client's last verdicts go with every answer: it has them before it begins its next task."""
+
+
+@dataclass
+class Given:
+    """A task that was given and not settled yet."""
+
+    task: Task
+    given_at: float
+    answered: bool = False
+    wanted: bool = True
+    """To be delivered to its client; not any more once it counts as lost, until it is given again."""
+    away: bool = False
+    """It was reported that its client is gone; not again before the client has come back for it."""
+    attempt: int = 0
+    message: str = ""
+    """Id of the Flower message of the last attempt; empty before the first."""
+
+
+@dataclass
+class Member:
+    """A client that has enrolled."""
+
+    info: ClientInfo
+    key: bytes
+    node: int
+    contact: float
+    """When it was last heard of, on the monotonic clock."""
+    polls: int = 0
+    """Requests of it that are being held open."""
+    here: bool = True
+    told_over: bool = False
+    verdicts: dict[int, bool] = field(default_factory=dict)
+    wake: Callable[[], None] = lambda: None
+    """Wakes the request that is held open; safe to call from any thread."""
+
+
+class FlowerFleet:
+    """A `Fleet` of real clients.
+
+    Args:
+        run: Id of the run; answers to another one are never counted.
+        folder: For this run's files: ``clients.json`` (which key holds which client id), ``spool/`` (uploads).
+        lost_after_s: A client that is silent for longer counts as lost, > 0.
+        report: Told who comes and goes.
+    """
+
+    def __init__(self, run: str, folder: Path, *, lost_after_s: float = 5.0, report: Report = quiet) -> None:
+        self.run, self.lost_after_s = run, lost_after_s
+        self.broker = Broker()
+        self.spool = folder / "spool"
+        self.spool.mkdir(parents=True, exist_ok=True)
+        self._report = report
+        self._ids_path = folder / "clients.json"
+        self._ids: dict[str, str] = json.loads(self._ids_path.read_text()) if self._ids_path.exists() else {}
+        self._members: dict[str, Member] = {}
+        self._by_key: dict[bytes, Member] = {}
+        self._given: dict[int, Given] = {}
+        self._closed: dict[int, str] = {}
+        """Settled tasks that may still be answered, and their clients."""
+        self._starts: dict[str, bytes] = {}
+        self._outcomes: deque[Outcome] = deque()
+        self._changes = 0
+        self._over = ""
+        self._lock = threading.Condition(threading.RLock())
+
+    # The round loop's side: `Fleet`.
+
+    def clients(self) -> Sequence[ClientInfo]:
+        """Clients that are connected now, in the order of their ids."""
+        with self._lock:
+            self._notice_silence()
+            return [self._members[client].info for client in sorted(self._members) if self._members[client].here]
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when a client came or went, or after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            before = self._changes
+            while self._changes == before and (left := deadline - time.monotonic()) > 0:
+                self._lock.wait(min(left, 0.5))
+                self._notice_silence()
+
+    def give(self, tasks: Sequence[Task], start: Start) -> None:
+        """Send tasks to their clients. See `Fleet.give`."""
+        if not tasks:
+            return
+        digest = tasks[0].start
+        if digest not in self._starts:
+            self._starts[digest] = pack(start_arrays(start))
+        current = time.monotonic()
+        with self._lock:
+            for task in tasks:
+                given = self._given.setdefault(task.number, Given(task, current))
+                if given.answered:  # with something unusable: this asks again
+                    given.answered, given.message = False, ""
+                given.given_at, given.wanted = current, True
+                member = self._members.get(task.client)
+                if member is not None:
+                    member.wake()
+
+    def receive(self, timeout_s: float) -> Outcome | None:
+        """The next outcome in order of arrival; None if there is none within `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            while not self._outcomes:
+                self._notice_silence()
+                left = deadline - time.monotonic()
+                if self._outcomes or left <= 0:
+                    break
+                self._lock.wait(min(left, 0.25))
+            return self._outcomes.popleft() if self._outcomes else None
+
+    def settle(self, task: Task, counted: bool) -> None:
+        """The server is done with a task; its client hears so with its next request."""
+        with self._lock:
+            given = self._given.pop(task.number, None)
+            if given is None:
+                return
+            if given.message:
+                self.broker.drop(given.message)
+            if not given.answered:
+                self._closed[task.number] = task.client
+                while len(self._closed) > 100_000:
+                    del self._closed[next(iter(self._closed))]
+            if not any(other.task.start == task.start for other in self._given.values()):
+                self._starts.pop(task.start, None)
+            with contextlib.suppress(FileNotFoundError):
+                self.upload_path(task.number).unlink()
+            member = self._members.get(task.client)
+            if member is not None:
+                member.verdicts[task.number] = counted
+                while len(member.verdicts) > _MAX_VERDICTS:
+                    del member.verdicts[next(iter(member.verdicts))]
+                if not given.answered:
+                    member.wake()  # it may stop working
+
+    def finish(self, status: str, timeout_s: float) -> None:
+        """Tell all connected clients that the run has ended; return when they have heard it, or after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            self._over = status
+            for member in self._members.values():
+                member.wake()
+            while any(member.here and not member.told_over for member in self._members.values()):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return
+                self._lock.wait(left)
+
+    # The routes' side.
+
+    def enrol(self, key: bytes, info: ClientInfo) -> Member:
+        """A client joins or comes back.
+
+        Raises:
+            ConnectionRefused: its id belongs to another key.
+        """
+        with self._lock:
+            public = key.decode()
+            if self._ids.get(info.id, public) != public:
+                raise ConnectionRefused(
+                    f"client id {info.id!r} belongs to another key: use that client's state folder, or another client.id"
+                )
+            if self._ids.get(info.id) != public:
+                self._ids[info.id] = public
+                self._save_ids()
+            previous = self._by_key.get(key)
+            if previous is not None and previous.info.id != info.id:
+                raise ConnectionRefused(
+                    f"this key belongs to the client id {previous.info.id!r}: use that id, or another state folder"
+                )
+            known = self._members.get(info.id)
+            member = Member(info, key, self.broker.node(key), time.monotonic())
+            if known is not None:
+                member.verdicts = known.verdicts
+            self._members[info.id] = self._by_key[key] = member
+            if known is None:
+                self._report("client_connected", client=info.id, num_examples=info.num_examples, tags=dict(info.tags))
+            else:
+                self._report("client_returned", client=info.id)
+            self._changed()
+            return member
+
+    def member(self, key: bytes) -> Member | None:
+        """The client that holds a key, and that it was heard of now."""
+        with self._lock:
+            member = self._by_key.get(key)
+            if member is not None:
+                member.contact = time.monotonic()
+                if not member.here:
+                    member.here = True
+                    self._report("client_returned", client=member.info.id)
+                    self._changed()
+            return member
+
+    def poll_began(self, member: Member) -> None:
+        """A request of this client is held open: as long as it is, the client is there."""
+        with self._lock:
+            member.polls += 1
+
+    def poll_ended(self, member: Member, *, dropped: bool) -> None:
+        """The held request was answered, or its connection broke."""
+        with self._lock:
+            member.polls -= 1
+            member.contact = time.monotonic()
+            if dropped and member.polls == 0 and self._members.get(member.info.id) is member and member.here:
+                self._gone(member, "its connection closed")
+
+    def next_number(self, member: Member, holding: Sequence[int]) -> int | None:
+        """The number of the next task for a client, which says what it is working on."""
+        with self._lock:
+            for number, given in self._given.items():
+                if given.task.client == member.info.id and given.wanted and not given.answered and number not in holding:
+                    return number
+            return None
+
+    def next_message(self, member: Member, holding: Sequence[int]) -> Message | None:
+        """The next task for a client; again, with a higher attempt number, if an earlier delivery was lost."""
+        with self._lock:
+            number = self.next_number(member, holding)
+            if number is None:
+                return None
+            given = self._given[number]
+            if given.message:  # it was delivered once, and the client does not have it
+                self.broker.drop(given.message)
+            given.attempt, given.away = given.attempt + 1, False
+            blob = self._starts[given.task.start]
+            message = wire.task_message(
+                given.task,
+                run=self.run,
+                flower_run=self.broker.run,
+                node=member.node,
+                attempt=given.attempt,
+                now=now().timestamp(),
+                start=blob if len(blob) <= wire.INLINE_BYTES else None,
+            )
+            given.message = message.metadata.message_id
+            self.broker.put(message)
+            return self.broker.take(member.node)
+
+    def verdicts(self, member: Member, run: str, holding: Sequence[int], awaiting: Sequence[int]) -> dict[int, bool]:
+        """A client's last verdicts, and those on the tasks that it names; another run's were never counted."""
+        with self._lock:
+            asked = {*holding, *awaiting}
+            if run != self.run:
+                return dict.fromkeys(asked, False)
+            return {**{number: False for number in asked - self._given.keys()}, **member.verdicts}
+
+    def called_off(self, member: Member, run: str, holding: Sequence[int]) -> bool:
+        """Whether a task that a client is working on is settled: it should hear so at once."""
+        with self._lock:
+            return run != self.run or any(number not in self._given for number in holding)
+
+    def start(self, digest: str) -> bytes | None:
+        """What tasks start from, by its digest, as long as one of them is open."""
+        with self._lock:
+            return self._starts.get(digest)
+
+    def has_work(self, member: Member) -> bool:
+        """Whether the client has a task that it has not answered."""
+        with self._lock:
+            return any(given.task.client == member.info.id and not given.answered for given in self._given.values())
+
+    def over(self, member: Member) -> str:
+        """The run's final status if it has ended, and note that this client hears so."""
+        with self._lock:
+            if self._over:
+                member.told_over = True
+                self._lock.notify_all()
+            return self._over
+
+    def expects(self, member: Member, run: str, number: int) -> Receipt:
+        """What an answer to a task would be, before it is read; "taken" means that it is wanted."""
+        with self._lock:
+            given = self._given.get(number)
+            if run != self.run:
+                return "unknown"
+            if given is None:
+                return "late" if self._closed.get(number) == member.info.id else "unknown"
+            if given.task.client != member.info.id:
+                return "unknown"
+            return "repeated" if given.answered else "taken"
+
+    def max_answer_bytes(self, number: int) -> int:
+        """The size that an answer to a task may have: twice what it started from, and some for its head."""
+        with self._lock:
+            return 2 * len(self._starts[self._given[number].task.start]) + 2 * wire.INLINE_BYTES
+
+    def upload_path(self, number: int) -> Path:
+        """The file that an upload for a task becomes."""
+        return self.spool / f"task-{number:09d}.safetensors"
+
+    def answer(self, member: Member, run: str, number: int, read: Callable[[], Packed]) -> Receipt:
+        """Take an answer to a task. `read` gives its content, and is called only if it is wanted."""
+        with self._lock:
+            receipt = self.expects(member, run, number)
+            if receipt == "late":
+                del self._closed[number]
+                self._outcomes.append(self._late(member, number))
+            elif receipt == "taken":
+                given = self._given[number]
+                given.answered = True
+                seconds = time.monotonic() - given.given_at
+                try:
+                    outcome = wire.read_answer(read(), given.task, run, seconds)
+                except ParamsError as error:
+                    outcome = Outcome(given.task, "invalid", reason=str(error), seconds=seconds)
+                self._outcomes.append(outcome)
+            self._lock.notify_all()
+            return receipt
+
+    def answer_message(self, member: Member, run: str, number: int, message: Message, packed: Packed) -> Receipt:
+        """Take an answer that came inside a Flower message."""
+        with self._lock:
+            if self.expects(member, run, number) == "taken" and not self.broker.accept(message):
+                self.broker.drop(self._given[number].message)  # it replies to an earlier attempt: as good as the last
+            return self.answer(member, run, number, lambda: packed)
+
+    def _late(self, member: Member, number: int) -> Outcome:
+        task = Task(number=number, client=member.info.id, round=0, start="", local=("", {}))
+        return Outcome(task, "late")
+
+    def _notice_silence(self) -> None:
+        current = time.monotonic()
+        for member in self._members.values():
+            if member.here and not member.polls and current - member.contact > self.lost_after_s:
+                self._gone(member, f"silent for {self.lost_after_s:g} s")
+        for given in self._given.values():
+            member_of = self._members.get(given.task.client)
+            if given.answered or given.away or member_of is None or member_of.here:
+                continue
+            if current - max(member_of.contact, given.given_at) > self.lost_after_s:
+                given.away, given.wanted = True, False
+                seconds = current - given.given_at
+                reason = f"disconnected, and not back within {self.lost_after_s:g} s"
+                self._outcomes.append(Outcome(given.task, "lost", reason=reason, seconds=seconds))
+
+    def _gone(self, member: Member, reason: str) -> None:
+        member.here = False
+        self._report("client_lost", client=member.info.id, reason=reason)
+        self._changed()
+
+    def _changed(self) -> None:
+        self._changes += 1
+        self._lock.notify_all()
+
+    def _save_ids(self) -> None:
+        temporary = self._ids_path.with_suffix(".tmp")
+        with open(temporary, "w") as file:
+            json.dump(self._ids, file, indent=1, sort_keys=True)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self._ids_path)
+        sync_folder(self._ids_path.parent)
+
+
+def new_run_id() -> str:
+    """A new run's id: 16 random hex digits."""
+    return secrets.token_hex(8)
+
+
+def client_info(values: Mapping[str, Any]) -> ClientInfo:
+    """A `ClientInfo` from what a client sent.
+
+    Raises:
+        ConnectionRefused: a value is missing or not what it should be.
+    """
+    from fedtrain.client.identity import CLIENT_ID, capacity_from
+
+    try:
+        client, num_examples, tags = values["client"], values["num_examples"], values["tags"]
+        algorithms, capacity = values["local_algorithms"], capacity_from(values["capacity"])
+    except (KeyError, TypeError, ValueError):
+        raise ConnectionRefused("the enrolment lacks a field, or has one of the wrong type: update fedtrain") from None
+    if not isinstance(client, str) or not CLIENT_ID.fullmatch(client):
+        raise ConnectionRefused("client.id must be a letter, then up to 63 letters, digits and ._-")
+    if type(num_examples) is not int or not 0 <= num_examples <= 2**53:
+        raise ConnectionRefused("num_examples must be a whole number from 0 to 2**53")
+    if not isinstance(tags, dict) or not all(isinstance(value, str) for value in tags.values()):
+        raise ConnectionRefused("tags must be text by name")
+    if not isinstance(algorithms, list) or not all(isinstance(name, str) for name in algorithms):
+        raise ConnectionRefused("local_algorithms must be a list of names")
+    return ClientInfo(client, num_examples, tags, capacity, tuple(algorithms))

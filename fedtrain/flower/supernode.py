@@ -1,0 +1,206 @@
+"""A client's end of the wire: kept connections, signed requests, and the requests themselves.
+
+`http.client` with kept connections is what was quickest (2.8 ms a round against 4.9 with httpx, 4 clients).
+"""
+
+import hashlib
+import http.client
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, PushMessagesRequest
+from flwr.proto.node_pb2 import Node
+
+from fedtrain.errors import ConnectionRefused
+from fedtrain.flower import wire
+from fedtrain.flower.auth import Signer
+from fedtrain.params import Packed
+from fedtrain.state import start_from_arrays
+from fedtrain.types import ClientInfo, Start, Task
+
+_ANSWER_TIMEOUT_S = 30.0
+_POLL_TIMEOUT_S = 60.0
+"""Longer than the server holds a pull: after that the connection is dead."""
+
+
+class NotEnrolled(Exception):
+    """The server does not know this client (it was restarted): enrol again."""
+
+
+class Unavailable(OSError):
+    """No usable answer: the server is away, or something between is broken; try again later."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """What the server said at enrolment."""
+
+    run: str
+    node: int
+    address: str
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A task, as it came."""
+
+    task: Task
+    run: str
+    start: bytes | None
+    message: Message
+    """To reply to."""
+
+
+@dataclass(frozen=True)
+class News:
+    """What a pull brought."""
+
+    assignment: Assignment | None
+    settled: Mapping[int, bool]
+    over: str
+    """Final status of the run, once it has ended."""
+
+
+class Line:
+    """One kept HTTP connection to one server, for one thread."""
+
+    def __init__(self, address: str, signer: Signer) -> None:
+        host, _, port = address.rpartition(":")
+        self.address, self._signer = address, signer
+        self._connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_ANSWER_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Close the connection; another thread may call this to end a request that waits."""
+        sock = self._connection.sock
+        if sock is not None:
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        self._connection.close()
+
+    def request(
+        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None, *, timeout_s: float
+    ) -> tuple[int, bytes, Mapping[str, str]]:
+        """Send a signed request; (status, body, headers) of the answer.
+
+        Raises:
+            Unavailable: no answer, or one that says to try later.
+            NotEnrolled: the server does not know this client.
+        """
+        for attempt in range(3):
+            status, answer, answer_headers = self._once(method, path, body, headers or {}, timeout_s, attempt)
+            if status == 401 and wire.TIME_HEADER in answer_headers and attempt < 2:
+                self._signer.adopt_time(answer_headers[wire.TIME_HEADER])
+                continue
+            break
+        if status == 403:
+            raise NotEnrolled
+        if status in (401, 408, 413, 429) or status >= 500:
+            raise Unavailable(f"{self.address} answered {status}: {_error(answer)}")
+        return status, answer, answer_headers
+
+    def _once(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float, attempt: int
+    ) -> tuple[int, bytes, Mapping[str, str]]:
+        fresh = self._connection.sock is None
+        try:
+            if fresh:
+                self._connection.timeout = timeout_s
+                self._connection.connect()
+            self._connection.sock.settimeout(timeout_s)
+            self._connection.request(method, path, body or None, {**self._signer.headers(), **headers})
+            response = self._connection.getresponse()
+            answer = response.read()
+            return response.status, answer, {name.lower(): value for name, value in response.getheaders()}
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            stale = not fresh and isinstance(error, (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError))
+            if stale and attempt == 0:  # a kept connection that the server has closed meanwhile; requests can be repeated
+                return self._once(method, path, body, headers, timeout_s, 1)
+            raise Unavailable(f"{self.address}: {error or type(error).__name__}") from None
+
+
+def enrol(line: Line, info: ClientInfo) -> Session:
+    """Join, or come back.
+
+    Raises:
+        ConnectionRefused: the server refuses this client for good, with the reason.
+        Unavailable: no usable answer.
+    """
+    values = {
+        "protocol": wire.PROTOCOL,
+        "client": info.id,
+        "num_examples": info.num_examples,
+        "tags": dict(info.tags),
+        "capacity": asdict(info.capacity),
+        "local_algorithms": list(info.local_algorithms),
+    }
+    status, body, _ = line.request("POST", wire.ENROL_PATH, json.dumps(values).encode(), timeout_s=_ANSWER_TIMEOUT_S)
+    if status != 200:
+        raise ConnectionRefused(f"{line.address} refused this client: {_error(body)}")
+    try:
+        answer = json.loads(body)
+        return Session(str(answer["run"]), int(answer["node"]), line.address)
+    except (ValueError, KeyError, TypeError):
+        raise Unavailable(f"{line.address} is not a fedtrain server") from None
+
+
+def pull(line: Line, session: Session, run: str, holding: Sequence[int], awaiting: Sequence[int]) -> News:
+    """Wait for news: the server answers when there is a task, or after a while without one."""
+    poll = json.dumps({"run": run, "holding": list(holding), "awaiting": list(awaiting)})
+    body = PullMessagesRequest(node=Node(node_id=session.node)).SerializeToString()
+    _, answer, headers = line.request(
+        "POST", wire.PULL_PATH, body, {wire.POLL_HEADER: poll}, timeout_s=_POLL_TIMEOUT_S
+    )
+    response = PullMessagesResponse()
+    response.ParseFromString(answer)
+    assignment = None
+    if response.messages_list:
+        message = message_from_proto(response.messages_list[0])
+        task, task_run, start = wire.read_task(message)
+        assignment = Assignment(task, task_run, start, message)
+    settled = {int(number): bool(counted) for number, counted in json.loads(headers.get(wire.SETTLED_HEADER, "{}")).items()}
+    return News(assignment, settled, headers.get(wire.OVER_HEADER, ""))
+
+
+def fetch_start(line: Line, assignment: Assignment) -> Start | None:
+    """What a task starts from; None if its round closed meanwhile."""
+    blob = assignment.start
+    if blob is None:
+        status, blob, _ = line.request("GET", wire.STARTS_PATH + assignment.task.start, timeout_s=_ANSWER_TIMEOUT_S)
+        if status != 200:
+            return None
+    return start_from_arrays(Packed(blob, where="what the server sent"))
+
+
+def send_answer(line: Line, session: Session, assignment: Assignment, answer: bytes) -> bool:
+    """Deliver an answer; true if the server has it (now or before), false if it does not know the task any more.
+
+    Raises:
+        Unavailable: it may not have arrived: send it again.
+    """
+    if len(answer) <= wire.INLINE_BYTES:
+        request = PushMessagesRequest(
+            node=Node(node_id=session.node),
+            messages_list=[message_to_proto(wire.reply_message(assignment.message, answer))],
+        )
+        status, _, _ = line.request("POST", wire.PUSH_PATH, request.SerializeToString(), timeout_s=_ANSWER_TIMEOUT_S)
+    else:
+        path = f"{wire.UPDATES_PATH}{assignment.run}/{assignment.task.number}"
+        sha = {wire.SHA256_HEADER: hashlib.sha256(answer).hexdigest()}
+        status, _, _ = line.request("PUT", path, answer, sha, timeout_s=_ANSWER_TIMEOUT_S)
+    return status in (200, 201)
+
+
+def _error(body: bytes) -> Any:
+    try:
+        return json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode(errors="replace")

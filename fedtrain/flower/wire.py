@@ -1,0 +1,184 @@
+"""What travels between server and client: header names, and tasks and outcomes as bytes.
+
+One form for every answer, whether it travels inline in a Flower message, over the data route, or lies in a file: a
+safetensors buffer whose arrays are the delta (and a second payload) and whose metadata holds the rest as JSON.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from flwr.app.message import ConfigRecord
+from flwr.app.message.message import make_message
+from flwr.app.metadata import Metadata
+from flwr.common.constant import SUPERLINK_NODE_ID
+
+from fedtrain.errors import ParamsError
+from fedtrain.params import Packed, pack
+from fedtrain.types import Outcome, Params, Task, Update
+
+PROTOCOL = 1
+"""Version of what is described here; server and client must have the same."""
+
+INLINE_BYTES = 1 << 20
+"""Up to this size arrays travel inside the Flower message, above it over the data route."""
+
+ENROL_PATH = "/fedtrain/v1/enrol"
+STARTS_PATH = "/fedtrain/v1/starts/"
+UPDATES_PATH = "/fedtrain/v1/updates/"
+STATUS_PATH = "/fedtrain/v1/status"
+PULL_PATH = "/v1/fleet/pull-messages"
+PUSH_PATH = "/v1/fleet/push-messages"
+
+POLL_HEADER = "fedtrain-poll"
+"""JSON in a pull request: ``run``, ``holding`` (tasks being worked on), ``awaiting`` (answered, verdict unknown)."""
+SETTLED_HEADER = "fedtrain-settled"
+"""JSON in its answer: verdicts by task number, true if the update was counted."""
+OVER_HEADER = "fedtrain-over"
+"""In its answer when the run has ended: its status."""
+TIME_HEADER = "fedtrain-time"
+"""The server's clock, ISO 8601, in every answer: a client signs with the server's time."""
+SHA256_HEADER = "fedtrain-sha256"
+"""Of an uploaded body, in hex."""
+
+_RECORD = "fedtrain"
+_TTL_S = 10 * 365 * 86_400.0  # deadlines are the round's business; a message never expires by the wall clock
+_PREFIXES = ("delta/", "extra/")
+
+
+def task_message(task: Task, *, run: str, flower_run: int, node: int, attempt: int, now: float, start: bytes | None) -> Message:
+    """A Flower message that carries a task, with its start inline where it is small."""
+    values: dict[str, Any] = {"task": json.dumps(asdict(task)), "run": run, "attempt": attempt}
+    if start is not None:
+        values["start"] = start
+    metadata = Metadata(
+        run_id=flower_run,
+        message_id=f"{run}-{task.number}-{attempt}",
+        src_node_id=SUPERLINK_NODE_ID,
+        dst_node_id=node,
+        reply_to_message_id="",
+        group_id=str(task.round),
+        created_at=now,
+        ttl=_TTL_S,
+        message_type=task.kind,
+    )
+    return make_message(metadata, RecordDict({_RECORD: ConfigRecord(values)}))
+
+
+def read_task(message: Message) -> tuple[Task, str, bytes | None]:
+    """The task, its run, and its start where that is inline."""
+    record = message.content.config_records[_RECORD]
+    values = json.loads(str(record["task"]))
+    values["local"] = tuple(values["local"])
+    values["on_client"] = tuple((name, numbers) for name, numbers in values["on_client"])
+    start = record.get("start")
+    return Task(**values), str(record["run"]), start if isinstance(start, bytes) else None
+
+
+def reply_message(to: Message, answer: bytes) -> Message:
+    """The Flower reply that carries an answer inline. Its times are those of the instruction: no client clock counts."""
+    asked = to.metadata
+    metadata = Metadata(
+        run_id=asked.run_id,
+        message_id=f"{asked.message_id}-reply",
+        src_node_id=asked.dst_node_id,
+        dst_node_id=SUPERLINK_NODE_ID,
+        reply_to_message_id=asked.message_id,
+        group_id=asked.group_id,
+        created_at=asked.created_at,
+        ttl=asked.ttl,
+        message_type=asked.message_type,
+    )
+    return make_message(metadata, RecordDict({_RECORD: ConfigRecord({"answer": answer})}))
+
+
+def read_reply(message: Message) -> bytes:
+    """The answer in a reply.
+
+    Raises:
+        ParamsError: the message holds no answer.
+    """
+    record = message.content.config_records.get(_RECORD) if message.has_content() else None
+    answer = record.get("answer") if record is not None else None
+    if not isinstance(answer, bytes):
+        raise ParamsError("the reply holds no answer of fedtrain's protocol")
+    return answer
+
+
+def pack_answer(outcome: Outcome, run: str) -> bytes:
+    """An outcome as bytes."""
+    update = outcome.update
+    arrays: dict[str, Any] = {}
+    head = {
+        "run": run,
+        "task": outcome.task.number,
+        "start": outcome.task.start,
+        "kind": outcome.kind,
+        "reason": outcome.reason,
+        "num_examples": outcome.num_examples,
+        "metrics": {name: float(value) for name, value in outcome.metrics.items()},
+        "trained_s": outcome.seconds,
+    }
+    if update is not None:
+        head["num_steps"] = update.num_steps
+        arrays.update({f"delta/{name}": array for name, array in update.delta.items()})
+        arrays.update({f"extra/{name}": array for name, array in update.extra.items()})
+    return pack(arrays, {"answer": json.dumps(head)})
+
+
+def read_answer(packed: Packed, task: Task, run: str, seconds: float) -> Outcome:
+    """The outcome in an answer to `task`; one of kind ``invalid`` if the answer is not well-formed or not to it."""
+
+    def invalid(reason: str) -> Outcome:
+        return Outcome(task, "invalid", reason=reason, seconds=seconds)
+
+    try:
+        head = json.loads(packed.metadata["answer"])
+        key = (head["run"], head["task"], head["start"])
+        kind, reason, num_examples = head["kind"], head["reason"], head["num_examples"]
+        num_steps, metrics = head.get("num_steps", 0), head["metrics"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return invalid("the answer's head is not what fedtrain's protocol says")
+    if key != (run, task.number, task.start):
+        return invalid("the answer is to another run, task or start")
+    if kind not in ("ok", "declined", "failed") or not isinstance(reason, str):
+        return invalid(f"an answer of kind {kind!r}, expected ok, declined or failed")
+    if type(num_examples) is not int or num_examples < 0 or type(num_steps) is not int or num_steps < 0:
+        return invalid("num_examples and num_steps must be whole numbers >= 0")
+    if not isinstance(metrics, dict):
+        return invalid("metrics must be numbers by name")
+    measured = _numbers(metrics)
+    update = None
+    if kind == "ok" and task.kind == "train":
+        for name in packed:
+            if not name.startswith(_PREFIXES):
+                return invalid(f"the answer holds an array {name!r} that is neither delta/ nor extra/")
+        delta, extra = Group(packed, "delta/"), Group(packed, "extra/")
+        update = Update(task, delta, num_examples, num_steps, measured, extra)
+    return Outcome(task, kind, update, measured, num_examples, reason[:2000], seconds)
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that are numbers (JSON knows NaN and infinity); at most 1,000 of them."""
+    items = [(name, float(value)) for name, value in metrics.items() if type(value) in (int, float)]
+    return {name: value for name, value in items[:1000] if not math.isnan(value)}
+
+
+class Group(Mapping[str, Any]):
+    """The arrays whose names begin with a prefix, without it; each is read when it is used."""
+
+    def __init__(self, packed: Params, prefix: str) -> None:
+        self._packed, self._prefix = packed, prefix
+        self._names = [name[len(prefix) :] for name in packed if name.startswith(prefix)]
+
+    def __getitem__(self, name: str) -> Any:
+        return self._packed[self._prefix + name]
+
+    def __iter__(self) -> Any:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
