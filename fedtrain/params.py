@@ -160,11 +160,18 @@ def _dtype_name(name: str, array: Array) -> str:
 
 
 def pack(arrays: Params, metadata: Mapping[str, str] | None = None) -> bytes:
-    """Serialise named arrays and text metadata in the safetensors format."""
+    """Serialise named arrays and text metadata in the safetensors format.
+
+    Raises:
+        ParamsError: an array has a dtype that no model may have, or the one name that the format keeps for itself.
+    """
+    if "__metadata__" in arrays:
+        raise ParamsError("an array is called '__metadata__', a name that safetensors keeps for itself: rename it")
     for name, array in arrays.items():
         _dtype_name(name, array)
     contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
-    return safetensors.numpy.save(contiguous, metadata=dict(metadata or {}))
+    # Empty metadata beside no arrays would be written as a header that nobody can read.
+    return safetensors.numpy.save(contiguous, metadata=dict(metadata) if metadata else None)
 
 
 class Packed(Mapping[str, Array]):
