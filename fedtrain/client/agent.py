@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from filelock import FileLock, Timeout
+
 from fedtrain.client.capacity import measure_capacity
 from fedtrain.client.identity import default_state_dir, require_client_id
 from fedtrain.client.trainer import Trainer
 from fedtrain.client.worker import Worker
-from fedtrain.errors import Cancelled, ConnectionRefused, FedtrainError, ParamsError
+from fedtrain.errors import Cancelled, ConfigError, ConnectionRefused, FedtrainError, ParamsError
 from fedtrain.flower import supernode, wire
 from fedtrain.flower.auth import Signer
 from fedtrain.flower.supernode import Assignment, Line, Session
@@ -86,7 +88,9 @@ class Client:
         self.id = require_client_id(client_id)
         self._worker = Worker(trainer)
         self._addresses = [server] if isinstance(server, str) else list(server)
-        self._signer = Signer(load_or_create_key(Path(state_dir) if state_dir else default_state_dir(client_id)))
+        self.state_dir = Path(state_dir) if state_dir else default_state_dir(client_id)
+        self._signer = Signer(load_or_create_key(self.state_dir))
+        self._folder_lock = FileLock(self.state_dir / "lock")
         self._tags, self._stay, self._tell = dict(tags or {}), stay, tell
         self._status = ClientStatus()
         self._session: Session | None = None
@@ -106,9 +110,20 @@ class Client:
         return self._status
 
     def start(self) -> None:
-        """Begin to take part; returns at once. A client can be started once."""
+        """Begin to take part; returns at once. A client can be started once.
+
+        Raises:
+            ConfigError: another client uses the state folder.
+        """
         if self._threads:
             raise FedtrainError("this client was started already: make a new one")
+        try:
+            self._folder_lock.acquire(blocking=False)
+        except Timeout:
+            raise ConfigError(
+                f"client.state_dir={self.state_dir}: a client that is running uses this folder: "
+                "stop it, or give this one an id and a state folder of its own"
+            ) from None
         self._threads = [
             threading.Thread(target=self._connect, name=f"fedtrain-{self.id}-connection", daemon=True),
             threading.Thread(target=self._work, name=f"fedtrain-{self.id}-work", daemon=True),
@@ -249,6 +264,12 @@ class Client:
     # The work's thread.
 
     def _work(self) -> None:
+        try:
+            self._work_until_stopped()
+        finally:
+            self._folder_lock.release()
+
+    def _work_until_stopped(self) -> None:
         while (job := self._next_job()) is not None:
             try:
                 self._do(job)

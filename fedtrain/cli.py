@@ -1,0 +1,145 @@
+"""The commands: fedtrain-server, fedtrain-client, fedtrain-sim.
+
+Flower and torch are imported by the function that needs them, so that ``--help`` and a mistyped key answer at once.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+
+from fedtrain.config import Config, build_strategy, build_trainer, main
+from fedtrain.errors import ConfigError
+from fedtrain.run_folder import prepare_run_folder
+from fedtrain.training import Training
+
+_INTERRUPTED = 130
+"""Exit status of a command that was stopped with Ctrl-C or SIGTERM, as shells have it."""
+
+
+@main
+def server(config: Config) -> int:
+    """Wait for clients, run the rounds, keep the model."""
+    from fedtrain.flower.fleet import FlowerFleet, new_run_id
+    from fedtrain.flower.server import serving
+
+    _stop_on_signals()
+    strategy, trainer = build_strategy(config), build_trainer(config, partition=None)
+    folder = prepare_run_folder(Path(config.run_dir))
+    with Training(config, strategy, trainer, folder, run=new_run_id()) as training:
+        fleet = FlowerFleet(
+            training.run, folder, lost_after_s=config.server.lost_after_s, report=training.report
+        )
+        with serving(fleet, config.server.host, config.server.port, training.status.snapshot) as (host, port):
+            status = training.train(fleet, address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            if status != "stopped":  # a server that was stopped may come back: its clients wait for it
+                fleet.finish(status, timeout_s=3.0)
+    return _exit_status(status)
+
+
+@main
+def simulate(config: Config) -> int:
+    """Server and clients in one process; clients are called as `fedtrain-client` calls them by default."""
+    from fedtrain.fleet.memory import MemoryFleet
+
+    _stop_on_signals()
+    if config.cohort.connected > config.num_partitions:
+        raise ConfigError(
+            f"cohort.connected: expected at most data.num_partitions, which is {config.num_partitions} and the number "
+            f"of simulated clients, found {config.cohort.connected}"
+        )
+    strategy, trainer = build_strategy(config), build_trainer(config, partition=None)
+    clients = {_default_id(part): build_trainer(config, partition=part) for part in range(config.num_partitions)}
+    folder = prepare_run_folder(Path(config.run_dir))
+    with Training(config, strategy, trainer, folder, run="simulated") as training:
+        status = training.train(MemoryFleet(clients), address="")
+    return _exit_status(status)
+
+
+@main
+def client(config: Config) -> int:
+    """Train on this client's data whenever the server asks, until it says that the run is over."""
+    from fedtrain.client.agent import Client
+
+    _stop_on_signals()
+    if config.client.id is None and config.partition is None:
+        raise ConfigError("client.id: a client needs a name that stays its own, such as client.id=hospital-7")
+    member = Client(
+        build_trainer(config, partition=config.partition),
+        server=config.server.addresses,
+        client_id=config.client.id or _default_id(config.partition),
+        state_dir=config.client.state_dir,
+        tags=config.client.tags,
+        stay=config.client.stay,
+        tell=_say_nothing if config.display == "none" else lambda word, details: _say(member.id, word, details),
+    )
+    try:
+        member.start()
+        while not member.wait(0.5):
+            pass
+    except KeyboardInterrupt:
+        print(f"{member.id}: stopped; its key and id stay in {member.state_dir}", flush=True)
+        if not member.stop(timeout_s=1.5):
+            os._exit(_INTERRUPTED)  # a trainer that does not return must not hold up Ctrl-C
+        return _INTERRUPTED
+    if member.status.phase == "refused":
+        print(f"error: {member.status.error}", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def _default_id(partition: int | None) -> str:
+    return f"client-{partition}"
+
+
+def _exit_status(status: str) -> int:
+    return {"completed": 0, "stopped": _INTERRUPTED}.get(status, 1)
+
+
+def _stop_on_signals() -> None:
+    """Let SIGTERM and SIGINT end a command cleanly, also one that a shell has started in the background."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGINT, interrupt)
+
+
+def _say_nothing(word: str, details: Mapping[str, object]) -> None:
+    pass
+
+
+def _say(client: str, word: str, details: Mapping[str, object]) -> None:
+    """One line per event of a client."""
+    match word:
+        case "connected":
+            text = f"connected to {details['server']}, run {details['run']}"
+        case "disconnected":
+            text = f"connection lost ({details['reason']}); trying again"
+        case "done":
+            numbers = ", ".join(f"{name} {value:.4g}" for name, value in _metrics(details).items())
+            verb = "trained" if details["kind"] == "train" else "evaluated"
+            how = f"{verb} in {details['seconds']:.2f} s" if details["outcome"] == "ok" else details["outcome"]
+            text = f"round {details['round']}: {how}" + (f" ({numbers})" if numbers else "")
+            text += f": {details['reason']}" if details["reason"] else ""
+            text += "" if details["taken"] else " (too late)"
+        case "cancelled":
+            text = f"round {details['round']}: called off by the server"
+        case "error":
+            text = f"the trainer raised:\n{details['error']}"
+        case "refused":
+            text = f"refused: {details['reason']}"
+        case "over":
+            text = f"the run is over: {details['status']}"
+        case _:
+            return
+    print(f"{time.strftime('%H:%M:%S')} {client}: {text}", flush=True)
+
+
+def _metrics(details: Mapping[str, object]) -> Mapping[str, float]:
+    metrics = details["metrics"]
+    return metrics if isinstance(metrics, Mapping) else {}
