@@ -9,7 +9,7 @@ from numpy.random import Generator
 from fedtrain.client.trainer import Evaluated, Fitted, Work
 from fedtrain.data.batches import batches, num_batches, num_steps, positive
 from fedtrain.data.split import Split
-from fedtrain.errors import Cancelled, Declined, ParamsError
+from fedtrain.errors import Cancelled, ConfigError, Declined, ParamsError
 from fedtrain.local import CLIENT_HALVES
 from fedtrain.params import is_float, require_same_layout
 from fedtrain.random import generator
@@ -39,9 +39,17 @@ class NumpyTrainer:
         data: This client's own examples, or the server's held-out ones.
         learning_rate: Step size, > 0, where the task leaves it open.
         batch_size: Examples per step, >= 1, where the task leaves it open.
+
+    Raises:
+        ConfigError: a setting is out of its range.
+        ParamsError: the model has arrays that are not floating point.
     """
 
     def __init__(self, model: NumpyModel, data: Split, *, learning_rate: float = 0.1, batch_size: int = 32) -> None:
+        if not learning_rate > 0:
+            raise ConfigError(f"trainer setting learning_rate must be > 0, found {learning_rate}")
+        if not batch_size >= 1:
+            raise ConfigError(f"trainer setting batch_size must be >= 1, found {batch_size}")
         self._model = model
         self._data = data
         self._learning_rate = learning_rate
@@ -63,7 +71,7 @@ class NumpyTrainer:
         return Start(_float_arrays(self._model.initial(generator(seed, "model"))), {})
 
     def fit(self, start: Start, work: Work) -> Fitted:
-        """Train from `start` as `work` says.
+        """Train from `start` as `work` says; without training examples, give it back.
 
         The metric ``loss`` is the mean over the examples of the last epoch, each measured just before it was trained
         on.

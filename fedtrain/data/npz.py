@@ -69,11 +69,11 @@ def load(
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Array]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # NumPy leaves a damaged file open when it is given the path.
+        with open(path, "rb") as opened:
+            file = np.load(opened, allow_pickle=False)
             if not isinstance(file, np.lib.npyio.NpzFile):
-                raise DataError(
-                    f"{path} holds a single array, expected an .npz file: write it with numpy.savez(x=, y=)"
-                )
+                raise ValueError("it holds a single array")
             return {name: file[name] for name in file.files if name in ("x", "y", "x_test", "y_test")}
     except OSError as error:
         raise DataError(f"cannot read the data file {path}: {error.strerror or error}: check data.path") from None
