@@ -26,20 +26,21 @@ def collect(
 
     The round closes when all have answered, at the deadline, or `grace_s` after the quorum was reached; who has not
     answered by then is late. An answer that comes before its turn waits here. With `cohort.retry` and too few usable
-    answers, the same tasks are given again to those who have none, until the quorum is reached.
+    answers, the same tasks are given again to those who have none, until the quorum is reached. Only a task's first
+    usable answer counts; an answer to anything but this cohort's tasks is reported as late.
     """
     return _Collection(cohort, fleet, start, report, clock).outcomes()
 
 
 class _Collection:
-    def __init__(
-        self, cohort: Cohort, fleet: Fleet, start: Start, report: Report, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, cohort: Cohort, fleet: Fleet, start: Start, report: Report, clock: Callable[[], float]) -> None:
         self.cohort, self.fleet, self.start, self.report, self.clock = cohort, fleet, start, report, clock
-        self.waiting = {task.number: task for task in cohort.tasks}
-        self.final: dict[int, Outcome] = {}
+        self.tasks = {task.number: task for task in cohort.tasks}
+        self.waiting = set(self.tasks)
+        """Numbers of the tasks that are given and not answered."""
         self.unusable: dict[int, Outcome] = {}
-        """Answers that a retry may still replace."""
+        """Outcomes that a retry may replace. A lost client's task is still waiting: it may come back."""
+        self.final: dict[int, Outcome] = {}
         self.num_ok = 0
         self.attempt = 0
         self.opened = self.quorum_at = math.inf
@@ -55,6 +56,9 @@ class _Collection:
         self.opened = self.clock()
         self.fleet.give(tasks, self.start)
 
+    def may_retry(self) -> bool:
+        return self.cohort.retry and self.num_ok < self.cohort.quorum
+
     def closes_at(self) -> float:
         deadline, grace = self.cohort.deadline_s, self.cohort.grace_s
         closes = self.opened + (math.inf if deadline is None else deadline)
@@ -65,56 +69,65 @@ class _Collection:
         outcome = self.fleet.receive(min(max(left, 0.0), 3600.0))
         if outcome is not None:
             self.take(outcome)
-        elif self.clock() >= self.closes_at():
-            self.close("no answer within {:.3g} s")
-        if not self.waiting:
+        over = outcome is None and self.clock() >= self.closes_at()
+        if over or not self.waiting or (not self.may_retry() and self.waiting <= self.unusable.keys()):
             self.close()
 
     def take(self, outcome: Outcome) -> None:
         number = outcome.task.number
-        if number not in self.waiting:
+        planned = self.tasks.get(number)
+        if planned is None or _key(outcome.task) != _key(planned):
             self.tell(replace(outcome, kind="late", update=None, reason="answered after its round had closed"))
             return
+        if number not in self.waiting and number not in self.unusable:
+            return  # a repeated answer
         outcome = checked(outcome, self.start)
         self.tell(outcome)
-        if outcome.kind == "lost" and self.cohort.retry:
-            self.fleet.give((outcome.task,), self.start)  # waits for the client to come back
+        if outcome.kind == "lost" and self.may_retry():
+            self.unusable[number] = outcome
+            self.fleet.give((planned,), self.start)  # waits for the client to come back
             return
-        del self.waiting[number]
+        self.waiting.discard(number)
+        self.unusable[number] = outcome
         if outcome.kind == "ok":
-            self.final[number] = outcome
+            self.final[number] = self.unusable.pop(number)
             self.num_ok += 1
             if self.num_ok == self.cohort.quorum:
                 self.quorum_at = self.clock()
-        elif self.cohort.retry:
-            self.unusable[number] = outcome
-        else:
-            self.final[number] = outcome
+        if not self.may_retry():
+            for answered in self.unusable.keys() - self.waiting:
+                self.final[answered] = self.unusable.pop(answered)
 
-    def close(self, reason: str = "") -> None:
+    def close(self) -> None:
         """All have answered or the time is over: ask again, or make what is there final."""
-        if self.num_ok < self.cohort.quorum and self.cohort.retry:
-            missing = tuple(task for task in self.cohort.tasks if task.number in {*self.waiting, *self.unusable})
-            self.attempt += 1
-            self.report("retry", self.cohort.round, missing=[task.client for task in missing], attempt=self.attempt)
-            if self.unusable:
-                self.pause(_RETRY_PAUSES_S[min(self.attempt, len(_RETRY_PAUSES_S)) - 1])
-            self.waiting.update({task.number: task for task in missing})
-            self.unusable.clear()
-            self.give(missing)
+        if self.may_retry():
+            self.ask_again()
             return
-        for number, task in self.waiting.items():
-            seconds = self.clock() - self.opened
-            late = Outcome(task, "late", reason=reason.format(seconds), seconds=seconds)
-            self.tell(late)
-            self.final[number] = late
+        seconds = self.clock() - self.opened
+        for number, task in self.tasks.items():
+            if number in self.waiting and number not in self.unusable:
+                late = Outcome(task, "late", reason=f"no answer within {round(seconds, 2):g} s", seconds=seconds)
+                self.tell(late)
+                self.final[number] = late
         self.final.update(self.unusable)
         self.waiting.clear()
         self.unusable.clear()
 
+    def ask_again(self) -> None:
+        self.attempt += 1
+        if self.unusable.keys() - self.waiting:  # whoever failed or declined would do so again at once
+            self.pause(_RETRY_PAUSES_S[min(self.attempt, len(_RETRY_PAUSES_S)) - 1])
+        if not self.may_retry():
+            return  # enough have answered during the pause
+        self.waiting |= self.unusable.keys()
+        missing = tuple(task for task in self.cohort.tasks if task.number in self.waiting)
+        self.unusable = {number: outcome for number, outcome in self.unusable.items() if outcome.kind == "lost"}
+        self.report("retry", self.cohort.round, missing=[task.client for task in missing], attempt=self.attempt)
+        self.give(missing)
+
     def pause(self, seconds: float) -> None:
         until = self.clock() + seconds
-        while (left := until - self.clock()) > 0:
+        while (left := until - self.clock()) > 0 and self.may_retry():
             outcome = self.fleet.receive(left)
             if outcome is not None:
                 self.take(outcome)
@@ -132,3 +145,7 @@ class _Collection:
             num_examples=outcome.num_examples,
             metrics=dict(outcome.metrics),
         )
+
+
+def _key(task: Task) -> tuple[int, str, str]:
+    return task.number, task.client, task.start
