@@ -7,6 +7,7 @@ commands, so one experiment file does too.
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import inspect
 import os
@@ -59,6 +60,9 @@ _OPEN = ("strategy", "model", "data", "trainer", "client.tags", *_SLOTS)
 """Mappings without a fixed set of keys: most are the arguments of a target."""
 
 _WEIGHTS = ("by_examples", "equally")
+
+_INTERRUPTED = 130
+"""Exit status of a command that was stopped with Ctrl-C, as shells have it."""
 
 
 def build_strategy(config: Config) -> Strategy:
@@ -195,6 +199,7 @@ def main(task: Callable[[Config], int]) -> Callable[[], None]:
     command's. Modules in the folder that it is started in, and in that of ``--config-dir``, can be named as targets.
     """
 
+    @functools.wraps(task)
     def command() -> None:
         whole = os.environ.get(_FULL_ERROR) == "1"
         statuses: list[int] = []
@@ -221,6 +226,9 @@ def main(task: Callable[[Config], int]) -> Callable[[], None]:
             if whole:
                 raise
             statuses.append(_refused(ConfigError(_explained(error))))
+        except KeyboardInterrupt:  # a task ends itself in its own way; this is before it, or between two of a sweep
+            print("interrupted", file=sys.stderr)
+            statuses.append(_INTERRUPTED)
         sys.exit(max(statuses, default=0))
 
     return command

@@ -24,6 +24,8 @@ class Status:
         self._asked: list[str] = []
         self._answered: dict[str, str] = {}
         self._clients: dict[str, dict[str, Any]] = {}
+        self._trained: dict[str, Any] = {}
+        self._evaluated: dict[str, Any] = {}
         self._facts: dict[str, Any] = {
             "run": "",
             "status": "waiting",
@@ -32,7 +34,6 @@ class Status:
             "rounds": 0,
             "rounds_completed": 0,
             "needed": 0,
-            "metrics": {},
             "started": None,
         }
 
@@ -54,7 +55,7 @@ class Status:
         - ``asked``: clients of this round; ``answered``: their outcomes so far; ``missing``: those without one
         - ``connected``: how many clients are; ``needed``: how many a round waits for
         - ``clients``: by id, whether ``connected``, ``num_examples``, ``tags``, ``last_outcome`` (null: none yet)
-        - ``metrics``: the last ones; those of an evaluation, if there is one, stand over those of training
+        - ``metrics``: the last of each name, of training or, where there is an evaluation, of that
         - ``started`` (UTC, ISO 8601) and ``elapsed_s``
         """
         with self._lock:
@@ -62,7 +63,7 @@ class Status:
             elapsed = 0.0 if self._began is None else now - self._began
             return {
                 **self._facts,
-                "metrics": dict(self._facts["metrics"]),
+                "metrics": {**self._trained, **self._evaluated},
                 "asked": list(self._asked),
                 "answered": dict(self._answered),
                 "missing": [client for client in self._asked if client not in self._answered],
@@ -109,12 +110,12 @@ class Status:
 
     def _on_round_finished(self, metrics: Any = None, **rest: Any) -> None:
         self._facts.update(status="evaluating", rounds_completed=self._facts["round"])
-        self._facts["metrics"] = {**self._facts["metrics"], **(metrics or {})}
+        self._trained.update(metrics or {})
 
     def _on_evaluated(self, metrics: Any = None, **rest: Any) -> None:
-        self._facts["metrics"] = {**self._facts["metrics"], **(metrics or {})}
+        self._evaluated.update(metrics or {})
 
     def _on_run_finished(self, status: str, reason: str = "", **rest: Any) -> None:
         self._ended = self._clock()
         self._facts.update(status=status, reason=reason, rounds_completed=rest.get("rounds_completed", 0))
-        self._facts["metrics"] = {**self._facts["metrics"], **(rest.get("metrics") or {})}
+        self._evaluated.update(rest.get("metrics") or {})

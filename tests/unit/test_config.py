@@ -364,6 +364,12 @@ def test_a_sweep_runs_every_job_in_its_own_folder_and_ends_with_the_highest_stat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["command.py", "runs"]
 
 
+def test_an_interrupt_before_the_task_is_no_traceback(tmp_path: Path) -> None:
+    write(tmp_path / "my_models.py", "raise KeyboardInterrupt")
+    done = command(tmp_path, "model=custom", "model._target_=my_models.net", "trainer=numpy")
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 def test_models_and_experiments_of_the_users_own_are_found(tmp_path: Path) -> None:
     write(tmp_path / "here/my_models.py", MODEL)
     custom = ["model=custom", "model._target_=my_models.net", "+model.classes=7", "trainer=numpy"]

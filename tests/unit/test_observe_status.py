@@ -71,6 +71,8 @@ def test_the_snapshot_follows_a_round() -> None:
     assert (found["status"], found["rounds_completed"], found["metrics"]) == ("evaluating", 1, {"loss": 0.5})
     status("evaluated", 1, where="server", metrics={"accuracy": 0.75, "loss": 0.25}, by_client={})
     assert status.snapshot()["metrics"] == {"loss": 0.25, "accuracy": 0.75}
+    status("round_finished", 1, counted=1, asked=2, skipped="", seconds=1.0, metrics={"loss": 0.125, "other": 1.0})
+    assert status.snapshot()["metrics"] == {"loss": 0.25, "accuracy": 0.75, "other": 1.0}
     status("selected", 2, eligible=2, quorum=1, chosen=asked("a"))
     found = status.snapshot()
     assert (found["round"], found["asked"], found["answered"], found["missing"]) == (2, ["a"], {}, ["a"])
