@@ -14,7 +14,7 @@ from fedtrain.errors import ConfigError
 
 @dataclass
 class Server:
-    """Where the server listens, where clients look for it, and when a client counts as lost."""
+    """Where the server listens, where clients look for it, how they know it, and when a client counts as lost."""
 
     host: str
     """Interface that the server listens on; ``0.0.0.0`` or ``::`` for all."""
@@ -24,6 +24,14 @@ class Server:
     """``HOST:PORT``, tried by a client in this order, at least one; IPv6 in brackets: ``[::1]:9092``."""
     lost_after_s: float
     """Seconds of silence after which a client counts as lost, > 0."""
+    certificate: str | None
+    """PEM file: the server's certificate, then those between it and its authority; null: none, plain text."""
+    key: str | None
+    """PEM file of the certificate's private key; given with it, or not at all."""
+    ca: str | None
+    """PEM file of the authority that a client trusts; null: those of its system."""
+    insecure: bool
+    """Whether models and updates may travel in plain text between machines."""
 
     def check(self) -> None:
         """Raise a `ConfigError` if a value is impossible."""
@@ -33,6 +41,27 @@ class Server:
         for address in self.addresses:
             parse_address(address)
         _require_seconds("server.lost_after_s", self.lost_after_s)
+        for key, other in (("key", "certificate"), ("certificate", "key")):
+            given = getattr(self, key) is not None or getattr(self, other) is None
+            require(given, f"server.{key}", f"a path, since server.{other} is given", getattr(self, key))
+        for key in ("certificate", "ca"):
+            plain = self.insecure and getattr(self, key) is not None
+            require(not plain, "server.insecure", f"false where server.{key} is given: drop one of them", True)
+
+
+@dataclass
+class Clients:
+    """Who may join."""
+
+    allow: str | None
+    """File of client ids and public keys, read again when it changes; null: anyone, and an id is its first user's."""
+    open: bool
+    """Whether a server that other machines reach may do without such a file."""
+
+    def check(self) -> None:
+        """Raise a `ConfigError` if a value is impossible."""
+        both = self.open and self.allow is not None
+        require(not both, "clients.open", "false where clients.allow is given: drop one of them", True)
 
 
 @dataclass
@@ -124,6 +153,7 @@ class Config:
     display: str
     """``live`` (a terminal), ``lines`` (one per event), ``none``, or ``auto``: live on a terminal, else lines."""
     server: Server
+    clients: Clients
     client: Client
     cohort: Cohort
     evaluation: Evaluation
@@ -155,7 +185,7 @@ class Config:
         fits = partition is None or (_is_int(partition) and 0 <= partition < count)
         require(fits, "data.partition", f"a whole number in [0, {count}) (data.num_partitions), or null", partition)
         # After the data: cohort.connected is often data.num_partitions, and that is the key to name then.
-        for part in (self.server, self.client, self.cohort, self.evaluation):
+        for part in (self.server, self.clients, self.client, self.cohort, self.evaluation):
             part.check()
 
     @property

@@ -40,7 +40,12 @@ def test_without_arguments_the_documented_defaults_hold() -> None:
         "port": 9092,
         "addresses": ["127.0.0.1:9092"],
         "lost_after_s": 5.0,
+        "certificate": None,
+        "key": None,
+        "ca": None,
+        "insecure": False,
     }
+    assert dataclasses.asdict(config.clients) == {"allow": None, "open": False}
     assert dataclasses.asdict(config.client) == {"id": None, "state_dir": None, "stay": False, "tags": {}}
     assert dataclasses.asdict(config.cohort) == {
         "connected": 1,
@@ -96,6 +101,8 @@ def test_the_command_line_wins_over_the_experiment() -> None:
         ("server.addresses=fl:9092", "server.addresses: expected a list, such as [a,b]"),
         ("server.addresses=[fl]", "server.addresses: expected HOST:PORT"),
         ("server.lost_after_s=0", "server.lost_after_s: expected seconds > 0, found 0.0"),
+        ("server.certificate=c.pem", "server.key: expected a path, since server.certificate is given, found None"),
+        ("server.key=k.pem", "server.certificate: expected a path, since server.key is given, found None"),
         ("server.lost_after_s=soon", "server.lost_after_s: expected a number, found soon"),
         ("client.id=7", "client.id: expected a letter, then letters, digits, '.', '_' or '-', at most 64, found '7'"),
         ("client.id=a/b", "client.id: expected a letter"),
@@ -308,7 +315,7 @@ def test_the_help_names_every_key() -> None:
     groups = {"strategy", "model", "data", "trainer"}
     slots = {"selection", "local", "on_client", "aggregation", "on_server", "server_optimizer"}
     names = [name for name in keys(compose([])) if name not in groups | slots]
-    assert len(names) == 21
+    assert len(names) == 27
     for name in [*names, "model.initial", "data.partition", "data.num_partitions"]:
         assert re.search(rf"^  {re.escape(name)} ", text, re.MULTILINE), name
 
