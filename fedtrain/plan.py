@@ -64,15 +64,17 @@ def plan(
         )
         for index, (client, probability) in enumerate(chosen)
     )
+    quorum = max(settings.answers or len(tasks) // 2 + 1, strategy.aggregate.min_updates)
     return Cohort(
         round=round,
         tasks=tasks,
         num_eligible=len(eligible),
         eligible_examples=sum(client.num_examples for client in eligible),
-        quorum=max(settings.answers or len(tasks) // 2 + 1, strategy.aggregate.min_updates),
+        quorum=quorum,
         deadline_s=settings.deadline_s,
         grace_s=settings.grace_s,
-        retry=settings.under_quorum == "retry" and bool(tasks),
+        # Asking fewer clients than the quorum again and again would never end.
+        retry=settings.under_quorum == "retry" and quorum <= len(tasks),
         entropy=derived_seed(state.seed, "server", round),
     )
 

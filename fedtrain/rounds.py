@@ -3,13 +3,14 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from fedtrain import params as arrays
 from fedtrain.aggregation.discrete import DiscreteMean
 from fedtrain.collect import collect
-from fedtrain.errors import AggregationError
+from fedtrain.errors import AggregationError, ParamsError
 from fedtrain.fleet.fleet import Fleet
 from fedtrain.metrics import mean_metrics
 from fedtrain.observe.events import Report, quiet
@@ -67,32 +68,24 @@ def step(strategy: Strategy, state: RunState, cohort: Cohort, outcomes: Iterable
                 local_acc = strategy.local.fold(local_acc, outcome.update)
                 yield outcome.update
 
+    delta: Params = {}
     moved, skipped = state, ""
     try:
         delta = strategy.aggregate(updates(), cohort)
-        delta, on_server = strategy.on_server.apply(delta, state.on_server, generator(cohort.entropy, "on_server"))
-        trainable = {name: delta[name] for name in state.params}
-        move, server_optimizer = strategy.server_optimizer.apply(trainable, state.server_optimizer)
-        rest = {**{name: delta[name] for name in delta if name not in state.params}, **discrete.result()}
-        moved = replace(
-            state,
-            params=arrays.add(state.params, move),
-            buffers=arrays.add(state.buffers, rest),
-            local=strategy.local.finish(state.local, local_acc, cohort),
-            on_server=on_server,
-            server_optimizer=server_optimizer,
-        )
-        require_finite(moved, state)
     except AggregationError as error:
         skipped = str(error)
     for _ in remembered(outcomes, seen):  # what a rule that gave up has not read are outcomes all the same
         pass
     num_ok = sum(outcome.kind == "ok" for outcome in seen)
-    if num_ok < cohort.quorum:
-        skipped = f"{num_ok} usable answers of {len(cohort.tasks)} asked, {cohort.quorum} are needed"
+    skipped = shortage(cohort, num_ok) or skipped
+    if not skipped:
+        try:
+            moved = moved_by(strategy, state, cohort, delta, discrete.result(), local_acc)
+        except AggregationError as error:
+            skipped = str(error)
     record = RoundRecord(cohort.round, num_ok, len(cohort.tasks), skipped, mean_metrics(seen))
     return replace(
-        state if skipped else moved,
+        moved,
         round=cohort.round,
         next_task=state.next_task + len(cohort.tasks),
         selection=strategy.select.observe(state.selection, seen),
@@ -100,8 +93,40 @@ def step(strategy: Strategy, state: RunState, cohort: Cohort, outcomes: Iterable
     )
 
 
+def moved_by(
+    strategy: Strategy, state: RunState, cohort: Cohort, delta: Params, discrete: Params, local_acc: Any
+) -> RunState:
+    """Model and memories after a combined delta, the combined values of integers and bools, and what was folded."""
+    delta, on_server = strategy.on_server.apply(delta, state.on_server, generator(cohort.entropy, "on_server"))
+    trainable = {name: delta[name] for name in state.params}
+    move, server_optimizer = strategy.server_optimizer.apply(trainable, state.server_optimizer)
+    rest = {**{name: delta[name] for name in delta if name not in state.params}, **discrete}
+    moved = replace(state, params=arrays.add(state.params, move), buffers=arrays.add(state.buffers, rest))
+    require_finite(moved, state)
+    local = strategy.local.finish(state.local, local_acc, cohort)
+    return replace(moved, local=local, on_server=on_server, server_optimizer=server_optimizer)
+
+
+def shortage(cohort: Cohort, num_ok: int) -> str:
+    """Why a round has too few usable answers, in words; empty if it has enough."""
+    if num_ok >= cohort.quorum:
+        return ""
+    if cohort.tasks:
+        return f"{num_ok} usable answers of {len(cohort.tasks)} asked, {cohort.quorum} are needed"
+    if cohort.num_eligible:
+        return f"nobody was asked: the selector chose none of {cohort.num_eligible} clients"
+    return "nobody was asked: too few clients were connected in time"
+
+
 def first_state(strategy: Strategy, start: Start, seed: int) -> RunState:
-    """The state before the first round of a run that begins with this model."""
+    """The state before the first round of a run that begins with this model.
+
+    Raises:
+        ParamsError: an array is both a parameter and a buffer.
+    """
+    for name in start.params:
+        if name in start.buffers:
+            raise ParamsError(f"the model's {name!r} is both a parameter and a buffer: give each array once")
     return RunState(
         round=0,
         next_task=0,
