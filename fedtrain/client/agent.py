@@ -7,10 +7,11 @@ other is gone), the other does the tasks. Neither touches signals, argv, the roo
 import logging
 import random
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -71,7 +72,7 @@ class Client:
         tell: Called with a word and details for what happens (connected, task, done, …), off the caller's thread.
 
     Raises:
-        ConfigError: the id or the state folder can't be used.
+        ConfigError: the id, an address or the state folder can't be used.
     """
 
     def __init__(
@@ -88,9 +89,13 @@ class Client:
         self.id = require_client_id(client_id)
         self._worker = Worker(trainer)
         self._addresses = [server] if isinstance(server, str) else list(server)
+        if not self._addresses:
+            raise ConfigError("server.addresses is empty: name at least one HOST:PORT")
+        for address in self._addresses:
+            supernode.host_and_port(address)
         self.state_dir = Path(state_dir) if state_dir else default_state_dir(client_id)
         self._signer = Signer(load_or_create_key(self.state_dir))
-        self._folder_lock = FileLock(self.state_dir / "lock")
+        self._folder_lock = FileLock(self.state_dir / "lock", thread_local=False)  # the work's thread releases it
         self._tags, self._stay, self._tell = dict(tags or {}), stay, tell
         self._status = ClientStatus()
         self._session: Session | None = None
@@ -132,10 +137,15 @@ class Client:
             thread.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the client has ended (the run is over, or it was stopped or refused); whether it has."""
-        for thread in self._threads:
-            thread.join(timeout_s)
-        return not any(thread.is_alive() for thread in self._threads)
+        """Wait until the client has ended (the run is over, or it was stopped or refused); whether it has.
+
+        Called from a callback of the client itself, it does not wait for the thread that it is called in.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        others = [thread for thread in self._threads if thread is not threading.current_thread()]
+        for thread in others:
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in others)
 
     def stop(self, timeout_s: float = 5.0) -> bool:
         """End the client; whether its threads ended in time. Training ends at the next batch."""
@@ -157,12 +167,14 @@ class Client:
             for job in self._jobs:
                 job.cancelled.set()
             for line in self._lines:
-                line.close()
+                line.interrupt()
             self._lock.notify_all()
 
     def _show(self, **changes: object) -> None:
         with self._lock:
-            self._status = ClientStatus(**{**self._status.__dict__, **changes})  # type: ignore[arg-type]
+            if self._stopping.is_set():  # stopped or refused: that is its last phase
+                changes.pop("phase", None)
+            self._status = replace(self._status, **changes)  # type: ignore[arg-type]
 
     def _say(self, word: str, **details: object) -> None:
         try:
@@ -181,8 +193,9 @@ class Client:
                 while not self._stopping.is_set():
                     self._hear(supernode.pull(line, *self._position()))
                     failures = 0
-            except supernode.NotEnrolled:
-                pass
+            except supernode.NotEnrolled:  # the server was restarted: enrol again, soon
+                failures += 1
+                self._stopping.wait(_pause_s(failures))
             except ConnectionRefused as error:
                 self._say("refused", reason=str(error))
                 self._end("refused", str(error))
@@ -201,6 +214,8 @@ class Client:
         line = Line(address, self._signer)
         with self._lock:
             self._lines.add(line)  # so that `stop` can end a request that waits
+            if self._stopping.is_set():
+                line.interrupt()
         return line
 
     def _close(self, line: Line) -> None:
@@ -218,9 +233,8 @@ class Client:
             if session.run != self._run:  # what was done for another run is nobody's any more
                 self._run, self._awaiting, self._start_at_hand = session.run, [], None
                 self._show(run_status="")
-                for job in self._jobs:
-                    job.cancelled.set()
-                self._jobs.clear()
+                for job in list(self._jobs):
+                    self._call_off(job)
             if not self._jobs:
                 self._show(phase="idle", error="")
             self._lock.notify_all()
@@ -239,8 +253,7 @@ class Client:
                     self._awaiting.remove(number)
                     self._worker.settle(number, counted)
                 for job in [job for job in self._jobs if job.assignment.task.number == number]:
-                    job.cancelled.set()
-                    self._jobs.remove(job)
+                    self._call_off(job, counted=counted)
             if news.assignment is not None:
                 self._add(news.assignment)
             self._lock.notify_all()
@@ -252,6 +265,12 @@ class Client:
                 self._end("stopped")
             else:
                 raise supernode.Unavailable(f"the run is over ({news.over}); waiting for the next one")
+
+    def _call_off(self, job: _Job, *, counted: bool = False) -> None:
+        job.cancelled.set()
+        if job is self._jobs[0] and self._work_line is not None and not counted:
+            self._work_line.interrupt()  # what it fetches or uploads is of no more use
+        self._jobs.remove(job)
 
     def _add(self, assignment: Assignment) -> None:
         """Queue a task; one that is at hand already only gets the newest message to reply to."""
@@ -267,6 +286,8 @@ class Client:
         try:
             self._work_until_stopped()
         finally:
+            if self._work_line is not None:
+                self._close(self._work_line)
             self._folder_lock.release()
 
     def _work_until_stopped(self) -> None:
@@ -298,16 +319,32 @@ class Client:
             return
         self._show(phase="training" if task.kind == "train" else "evaluating", progress=0.0)
         self._say("task", kind=task.kind, round=task.round, task=task.number)
-        outcome = self._worker.perform(
-            task,
-            start,
-            cancelled=job.cancelled.is_set,
-            progress=lambda fraction: self._show(progress=fraction),
-            on_error=lambda error: self._say("error", error="".join(traceback.format_exception(error))),
-        )
+        outcome = self._outcome(job, start)
         if job.cancelled.is_set():
             raise Cancelled
         self._deliver(job, outcome)
+
+    def _outcome(self, job: _Job, start: Start) -> Outcome:
+        """What came of a task. Whatever the trainer does, there is an answer; without one the server would ask again."""
+        task = job.assignment.task
+        try:
+            return self._worker.perform(
+                task,
+                start,
+                cancelled=job.cancelled.is_set,
+                progress=lambda fraction: self._show(progress=fraction),
+                on_error=self._say_error,
+            )
+        except Cancelled:
+            if job.cancelled.is_set():
+                raise
+            return Outcome(task, "failed", reason="the trainer raised Cancelled for a task that was not called off")
+        except BaseException as error:  # `sys.exit` in a trainer ends neither this thread nor the program
+            self._say_error(error)
+            return Outcome(task, "failed", reason=f"{type(error).__name__}: {error}")
+
+    def _say_error(self, error: BaseException) -> None:
+        self._say("error", error="".join(traceback.format_exception(error)))
 
     def _start(self, line: Line, assignment: Assignment) -> Start | None:
         digest = assignment.task.start
@@ -316,13 +353,21 @@ class Client:
         start = supernode.fetch_start(line, assignment)
         if start is not None:
             if start_digest(start) != digest:
-                raise ParamsError("the model that arrived is not the one that the task names: it was damaged on its way")
+                raise ParamsError(
+                    "the model that arrived is not the one that the task names: it was damaged on its way"
+                )
             self._start_at_hand = digest, start
         return start
 
     def _deliver(self, job: _Job, outcome: Outcome) -> None:
         self._show(phase="sending")
-        answer = wire.pack_answer(outcome, job.assignment.run)
+        try:
+            answer = wire.pack_answer(outcome, job.assignment.run)
+        except Exception as error:
+            self._say_error(error)
+            reason = f"what the trainer returned cannot be sent: {type(error).__name__}: {error}"
+            outcome = Outcome(outcome.task, "failed", reason=reason, seconds=outcome.seconds)
+            answer = wire.pack_answer(outcome, job.assignment.run)
         number = outcome.task.number
 
         def send(line: Line) -> bool:
@@ -339,7 +384,9 @@ class Client:
         if taken and outcome.update is not None:
             self._show(rounds=self._status.rounds + 1)
         details = {"reason": outcome.reason, "seconds": outcome.seconds, "metrics": dict(outcome.metrics)}
-        self._say("done", kind=outcome.task.kind, round=outcome.task.round, outcome=outcome.kind, taken=taken, **details)
+        self._say(
+            "done", kind=outcome.task.kind, round=outcome.task.round, outcome=outcome.kind, taken=taken, **details
+        )
 
     def _persist(self, job: _Job, action: Callable[[Line], _T]) -> _T:
         """Do something with the server until it has worked, the task is called off, or the client stops."""
@@ -362,7 +409,7 @@ class Client:
             if self._session is None:
                 raise supernode.Unavailable("not enrolled yet")
             address = self._session.address
-        if self._work_line is not None and self._work_line.address != address:
+        if self._work_line is not None and (self._work_line.interrupted or self._work_line.address != address):
             self._close(self._work_line)
             self._work_line = None
         if self._work_line is None:

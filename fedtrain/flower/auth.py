@@ -43,12 +43,12 @@ class Signer:
         current = now() + self._behind
         if self._signed_at is None or not 0 <= (current - self._signed_at).total_seconds() < _REUSE_S:
             stamp = current.isoformat()
-            self._signed_at = current
             self._headers = {
                 FLEET_HTTP_PUBLIC_KEY_HEADER: self._public,
                 TIMESTAMP_HEADER: stamp,
                 FLEET_HTTP_SIGNATURE_HEADER: b64encode(sign_message(self._key, stamp.encode())).decode(),
             }
+            self._signed_at = current  # last: another thread may use the headers from here on
         return self._headers
 
     def adopt_time(self, server_time: str) -> None:
@@ -82,7 +82,9 @@ def _verified(public: bytes, stamp: str, signature: bytes) -> bytes | None:
     """The key in its one canonical form if the signature is its own, else None."""
     try:
         key = bytes_to_public_key(public)
-        if not isinstance(key, ec.EllipticCurvePublicKey) or not verify_signature(key, stamp.encode("ascii"), signature):
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not verify_signature(
+            key, stamp.encode("ascii"), signature
+        ):
             return None
         return public_key_to_bytes(key)
     except (ValueError, TypeError, UnicodeError, UnsupportedAlgorithm):

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from flwr.app import Message
 from flwr.supercore.date import now
 
-from fedtrain.errors import ConnectionRefused, ParamsError
+from fedtrain.errors import ConfigError, ConnectionRefused, ParamsError
 from fedtrain.flower import wire
 from fedtrain.flower.broker import Broker
 from fedtrain.observe.events import Report, quiet
@@ -83,9 +83,11 @@ class FlowerFleet:
         self.broker = Broker()
         self.spool = folder / "spool"
         self.spool.mkdir(parents=True, exist_ok=True)
+        for left in self.spool.glob("task-*"):  # uploads to a run that ended with its process
+            left.unlink(missing_ok=True)
         self._report = report
         self._ids_path = folder / "clients.json"
-        self._ids: dict[str, str] = json.loads(self._ids_path.read_text()) if self._ids_path.exists() else {}
+        self._ids = _read_ids(self._ids_path)
         self._members: dict[str, Member] = {}
         self._by_key: dict[bytes, Member] = {}
         self._given: dict[int, Given] = {}
@@ -93,7 +95,7 @@ class FlowerFleet:
         """Settled tasks that may still be answered, and their clients."""
         self._starts: dict[str, bytes] = {}
         self._outcomes: deque[Outcome] = deque()
-        self._changes = 0
+        self._changes = self._changes_seen = 0
         self._over = ""
         self._lock = threading.Condition(threading.RLock())
 
@@ -103,16 +105,17 @@ class FlowerFleet:
         """Clients that are connected now, in the order of their ids."""
         with self._lock:
             self._notice_silence()
+            self._changes_seen = self._changes
             return [self._members[client].info for client in sorted(self._members) if self._members[client].here]
 
     def wait(self, timeout_s: float) -> None:
-        """Return when a client came or went, or after `timeout_s`."""
+        """Return when a client came or went since `clients` was called, or after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         with self._lock:
-            before = self._changes
-            while self._changes == before and (left := deadline - time.monotonic()) > 0:
+            while self._changes == self._changes_seen and (left := deadline - time.monotonic()) > 0:
                 self._lock.wait(min(left, 0.5))
                 self._notice_silence()
+            self._changes_seen = self._changes
 
     def give(self, tasks: Sequence[Task], start: Start) -> None:
         """Send tasks to their clients. See `Fleet.give`."""
@@ -126,6 +129,7 @@ class FlowerFleet:
             for task in tasks:
                 given = self._given.setdefault(task.number, Given(task, current))
                 if given.answered:  # with something unusable: this asks again
+                    self.broker.drop(given.message)
                     given.answered, given.message = False, ""
                 given.given_at, given.wanted = current, True
                 member = self._members.get(task.client)
@@ -179,7 +183,8 @@ class FlowerFleet:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return
-                self._lock.wait(left)
+                self._lock.wait(min(left, 0.25))
+                self._notice_silence()
 
     # The routes' side.
 
@@ -187,7 +192,7 @@ class FlowerFleet:
         """A client joins or comes back.
 
         Raises:
-            ConnectionRefused: its id belongs to another key.
+            ConnectionRefused: its id belongs to another key, or its key to another id.
         """
         with self._lock:
             public = key.decode()
@@ -195,14 +200,14 @@ class FlowerFleet:
                 raise ConnectionRefused(
                     f"client id {info.id!r} belongs to another key: use that client's state folder, or another client.id"
                 )
-            if self._ids.get(info.id) != public:
+            other = next((id for id, holder in self._ids.items() if holder == public and id != info.id), None)
+            if other is not None:
+                raise ConnectionRefused(
+                    f"this key belongs to the client id {other!r}: use that id, or another state folder"
+                )
+            if info.id not in self._ids:
                 self._ids[info.id] = public
                 self._save_ids()
-            previous = self._by_key.get(key)
-            if previous is not None and previous.info.id != info.id:
-                raise ConnectionRefused(
-                    f"this key belongs to the client id {previous.info.id!r}: use that id, or another state folder"
-                )
             known = self._members.get(info.id)
             member = Member(info, key, self.broker.node(key), time.monotonic())
             if known is not None:
@@ -244,8 +249,11 @@ class FlowerFleet:
         """The number of the next task for a client, which says what it is working on."""
         with self._lock:
             for number, given in self._given.items():
-                if given.task.client == member.info.id and given.wanted and not given.answered and number not in holding:
+                if given.task.client != member.info.id or not given.wanted or given.answered:
+                    continue
+                if number not in holding:
                     return number
+                given.away = False  # it is being worked on: if the client goes away now, that is news again
             return None
 
     def next_message(self, member: Member, holding: Sequence[int]) -> Message | None:
@@ -278,7 +286,7 @@ class FlowerFleet:
             asked = {*holding, *awaiting}
             if run != self.run:
                 return dict.fromkeys(asked, False)
-            return {**{number: False for number in asked - self._given.keys()}, **member.verdicts}
+            return {**dict.fromkeys(asked - self._given.keys(), False), **member.verdicts}
 
     def called_off(self, member: Member, run: str, holding: Sequence[int]) -> bool:
         """Whether a task that a client is working on is settled: it should hear so at once."""
@@ -318,7 +326,9 @@ class FlowerFleet:
     def max_answer_bytes(self, number: int) -> int:
         """The size that an answer to a task may have: twice what it started from, and some for its head."""
         with self._lock:
-            return 2 * len(self._starts[self._given[number].task.start]) + 2 * wire.INLINE_BYTES
+            given = self._given.get(number)  # none if its round has closed a moment ago
+            start = b"" if given is None else self._starts[given.task.start]
+            return 2 * len(start) + 2 * wire.INLINE_BYTES
 
     def upload_path(self, number: int) -> Path:
         """The file that an upload for a task becomes."""
@@ -333,12 +343,12 @@ class FlowerFleet:
                 self._outcomes.append(self._late(member, number))
             elif receipt == "taken":
                 given = self._given[number]
-                given.answered = True
                 seconds = time.monotonic() - given.given_at
                 try:
                     outcome = wire.read_answer(read(), given.task, run, seconds)
                 except ParamsError as error:
                     outcome = Outcome(given.task, "invalid", reason=str(error), seconds=seconds)
+                given.answered = True  # only now: if reading it failed, the client sends it again
                 self._outcomes.append(outcome)
             self._lock.notify_all()
             return receipt
@@ -346,8 +356,10 @@ class FlowerFleet:
     def answer_message(self, member: Member, run: str, number: int, message: Message, packed: Packed) -> Receipt:
         """Take an answer that came inside a Flower message."""
         with self._lock:
-            if self.expects(member, run, number) == "taken" and not self.broker.accept(message):
-                self.broker.drop(self._given[number].message)  # it replies to an earlier attempt: as good as the last
+            if self.expects(member, run, number) == "taken":
+                given = self._given[number].message
+                if message.metadata.reply_to_message_id != given or not self.broker.accept(message):
+                    self.broker.drop(given)  # it replies to an earlier attempt: as good as the last
             return self.answer(member, run, number, lambda: packed)
 
     def _late(self, member: Member, number: int) -> Outcome:
@@ -388,6 +400,18 @@ class FlowerFleet:
         sync_folder(self._ids_path.parent)
 
 
+def _read_ids(path: Path) -> dict[str, str]:
+    try:
+        ids = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError):
+        ids = None
+    if not isinstance(ids, dict) or not all(isinstance(key, str) for key in ids.values()):
+        raise ConfigError(f"{path} says which key holds which client id, and cannot be read: restore it, or delete it")
+    return ids
+
+
 def new_run_id() -> str:
     """A new run's id: 16 random hex digits."""
     return secrets.token_hex(8)
@@ -404,14 +428,20 @@ def client_info(values: Mapping[str, Any]) -> ClientInfo:
     try:
         client, num_examples, tags = values["client"], values["num_examples"], values["tags"]
         algorithms, capacity = values["local_algorithms"], capacity_from(values["capacity"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise ConnectionRefused("the enrolment lacks a field, or has one of the wrong type: update fedtrain") from None
     if not isinstance(client, str) or not CLIENT_ID.fullmatch(client):
         raise ConnectionRefused("client.id must be a letter, then up to 63 letters, digits and ._-")
     if type(num_examples) is not int or not 0 <= num_examples <= 2**53:
         raise ConnectionRefused("num_examples must be a whole number from 0 to 2**53")
-    if not isinstance(tags, dict) or not all(isinstance(value, str) for value in tags.values()):
-        raise ConnectionRefused("tags must be text by name")
-    if not isinstance(algorithms, list) or not all(isinstance(name, str) for name in algorithms):
+    if not isinstance(tags, dict) or not all(_is_text(text) for pair in tags.items() for text in pair):
+        raise ConnectionRefused("tags must be printable text by name")
+    if not isinstance(algorithms, list) or not all(_is_text(name) for name in algorithms):
         raise ConnectionRefused("local_algorithms must be a list of names")
+    if not all(_is_text(device) for device in capacity.devices):
+        raise ConnectionRefused("capacity.devices must be a list of names")
     return ClientInfo(client, num_examples, tags, capacity, tuple(algorithms))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value.isprintable()

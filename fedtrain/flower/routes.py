@@ -49,6 +49,10 @@ _CHUNK = 1 << 20
 _STATUS_OF: dict[Receipt, int] = {"taken": 201, "repeated": 200, "late": 200, "unknown": 404}
 
 
+class _Gone(Exception):
+    """The client has closed the connection: nobody is there to answer."""
+
+
 class _Answer(Exception):
     """Ends the handling of a request with this answer."""
 
@@ -81,15 +85,21 @@ class Routes:
         """Handle one request."""
         if scope["type"] != "http":
             return
+        request = _Request(scope, receive, send)
         try:
-            await self._route(_Request(scope, receive, send))
-        except _Answer as answer:
-            await _send(send, answer)
-        except (ConnectionResetError, asyncio.CancelledError):
-            raise
+            await self._route(request)
+        except _Gone:
+            return
+        except _Answer as found:
+            answer = found
         except Exception:
             _log.exception("request %s %s failed", scope["method"], scope["path"])
-            await _send(send, _Answer(500, "internal error"))
+            answer = _Answer(500, "internal error")
+        else:
+            return
+        if self._closing or request.unread:  # what was not read would have to be read before the next request
+            answer.headers["connection"] = "close"
+        await _send(send, answer)
 
     async def _route(self, request: "_Request") -> None:
         method, path = request.scope["method"], request.scope["path"]
@@ -145,11 +155,11 @@ class Routes:
             run, holding, awaiting = poll.get("run", ""), poll.get("holding", []), poll.get("awaiting", [])
             if not all(type(number) is int for number in [*holding, *awaiting]):
                 raise TypeError
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             return _json(400, {"error": f"{wire.POLL_HEADER} is not what fedtrain's protocol says"})
         dropped = await self._hold(request, member, lambda: self._news(member, run, holding))
         if dropped:
-            raise ConnectionResetError
+            raise _Gone
         headers = {}
         verdicts = self._fleet.verdicts(member, run, holding, awaiting)
         if verdicts:
@@ -164,7 +174,9 @@ class Routes:
         """Whether a client should hear something at once: a task, that one is called off, that the run is over."""
         fleet = self._fleet
         return bool(
-            fleet.over(member) or fleet.next_number(member, holding) is not None or fleet.called_off(member, run, holding)
+            fleet.over(member)
+            or fleet.next_number(member, holding) is not None
+            or fleet.called_off(member, run, holding)
         )
 
     async def _hold(self, request: "_Request", member: Member, news: Callable[[], bool]) -> bool:
@@ -172,7 +184,12 @@ class Routes:
         if self._closing or news():
             return False
         loop, wake = asyncio.get_running_loop(), asyncio.Event()
-        member.wake = lambda: loop.call_soon_threadsafe(wake.set)
+
+        def wake_up() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nothing is held any more
+                loop.call_soon_threadsafe(wake.set)
+
+        member.wake = wake_up
         self._wakes.add(wake)
         self._fleet.poll_began(member)
         gone = asyncio.ensure_future(request.disconnected())
@@ -202,7 +219,9 @@ class Routes:
             message = message_from_proto(proto)
             packed = Packed(wire.read_reply(message), where="the answer")
             head = json.loads(packed.metadata["answer"])
-            run, number = str(head["run"]), int(head["task"])
+            run, number = head["run"], head["task"]
+            if type(run) is not str or type(number) is not int:
+                raise TypeError
         except (ParamsError, ValueError, KeyError, TypeError, RecursionError):
             return _json(400, {"error": "the message holds no answer of fedtrain's protocol"})
         receipt = self._fleet.answer_message(member, run, number, message, packed)
@@ -220,7 +239,9 @@ class Routes:
         view = memoryview(blob)
         for begin in range(0, len(view), _CHUNK):
             more = begin + _CHUNK < len(view)
-            await request.send({"type": "http.response.body", "body": bytes(view[begin : begin + _CHUNK]), "more_body": more})
+            await request.send(
+                {"type": "http.response.body", "body": bytes(view[begin : begin + _CHUNK]), "more_body": more}
+            )
 
     async def _upload(self, request: "_Request", member: Member, rest: str) -> _Answer:
         run, _, text = rest.partition("/")
@@ -232,10 +253,7 @@ class Routes:
             receipt = await self._store(request, member, run, number)
         elif receipt == "late":
             receipt = self._fleet.answer(member, run, number, lambda: Packed(b""))
-        answer = _json(_STATUS_OF[receipt], {"receipt": receipt})
-        if not request.finished:
-            answer.headers["connection"] = "close"  # its body was not read
-        return answer
+        return _json(_STATUS_OF[receipt], {"receipt": receipt})
 
     async def _store(self, request: "_Request", member: Member, run: str, number: int) -> Receipt:
         """Stream a body into the spool, and take it as the answer once it is complete and intact."""
@@ -268,9 +286,15 @@ class _Request:
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         self.finished = False
 
+    @property
+    def unread(self) -> bool:
+        """Whether some of the body was not read."""
+        has_body = self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers
+        return has_body and not self.finished
+
     async def chunks(self, limit: int) -> Any:
         """The body in pieces; 413 as soon as it is, or says it will be, longer than `limit` bytes."""
-        too_long = _json(413, {"error": f"the body may have {limit} bytes at most"}, connection="close")
+        too_long = _json(413, {"error": f"the body may have {limit} bytes at most"})
         declared = self.headers.get("content-length", "0")
         if not declared.isdigit() or int(declared) > limit:
             raise too_long
@@ -278,7 +302,7 @@ class _Request:
         while not self.finished:
             event = await self._receive()
             if event["type"] == "http.disconnect":
-                raise ConnectionResetError
+                raise _Gone
             chunk = event.get("body", b"")
             size += len(chunk)
             if size > limit:

@@ -4,10 +4,12 @@ One form for every answer, whether it travels inline in a Flower message, over t
 safetensors buffer whose arrays are the delta (and a second payload) and whose metadata holds the rest as JSON.
 """
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
+from operator import index
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -47,9 +49,13 @@ SHA256_HEADER = "fedtrain-sha256"
 _RECORD = "fedtrain"
 _TTL_S = 10 * 365 * 86_400.0  # deadlines are the round's business; a message never expires by the wall clock
 _PREFIXES = ("delta/", "extra/")
+_MAX_COUNT = 2**53
+_MAX_TEXT = 2000
 
 
-def task_message(task: Task, *, run: str, flower_run: int, node: int, attempt: int, now: float, start: bytes | None) -> Message:
+def task_message(
+    task: Task, *, run: str, flower_run: int, node: int, attempt: int, now: float, start: bytes | None
+) -> Message:
     """A Flower message that carries a task, with its start inline where it is small."""
     values: dict[str, Any] = {"task": json.dumps(asdict(task)), "run": run, "attempt": attempt}
     if start is not None:
@@ -109,7 +115,11 @@ def read_reply(message: Message) -> bytes:
 
 
 def pack_answer(outcome: Outcome, run: str) -> bytes:
-    """An outcome as bytes."""
+    """An outcome as bytes.
+
+    Raises:
+        TypeError, ValueError, ParamsError: it holds something that is not a number or an array that can travel.
+    """
     update = outcome.update
     arrays: dict[str, Any] = {}
     head = {
@@ -118,12 +128,12 @@ def pack_answer(outcome: Outcome, run: str) -> bytes:
         "start": outcome.task.start,
         "kind": outcome.kind,
         "reason": outcome.reason,
-        "num_examples": outcome.num_examples,
+        "num_examples": index(outcome.num_examples),
         "metrics": {name: float(value) for name, value in outcome.metrics.items()},
         "trained_s": outcome.seconds,
     }
     if update is not None:
-        head["num_steps"] = update.num_steps
+        head["num_steps"] = index(update.num_steps)
         arrays.update({f"delta/{name}": array for name, array in update.delta.items()})
         arrays.update({f"extra/{name}": array for name, array in update.extra.items()})
     return pack(arrays, {"answer": json.dumps(head)})
@@ -133,7 +143,7 @@ def read_answer(packed: Packed, task: Task, run: str, seconds: float) -> Outcome
     """The outcome in an answer to `task`; one of kind ``invalid`` if the answer is not well-formed or not to it."""
 
     def invalid(reason: str) -> Outcome:
-        return Outcome(task, "invalid", reason=reason, seconds=seconds)
+        return Outcome(task, "invalid", reason=_printable(reason), seconds=seconds)
 
     try:
         head = json.loads(packed.metadata["answer"])
@@ -146,8 +156,8 @@ def read_answer(packed: Packed, task: Task, run: str, seconds: float) -> Outcome
         return invalid("the answer is to another run, task or start")
     if kind not in ("ok", "declined", "failed") or not isinstance(reason, str):
         return invalid(f"an answer of kind {kind!r}, expected ok, declined or failed")
-    if type(num_examples) is not int or num_examples < 0 or type(num_steps) is not int or num_steps < 0:
-        return invalid("num_examples and num_steps must be whole numbers >= 0")
+    if not all(type(number) is int and 0 <= number <= _MAX_COUNT for number in (num_examples, num_steps)):
+        return invalid("num_examples and num_steps must be whole numbers from 0 to 2**53")
     if not isinstance(metrics, dict):
         return invalid("metrics must be numbers by name")
     measured = _numbers(metrics)
@@ -158,13 +168,22 @@ def read_answer(packed: Packed, task: Task, run: str, seconds: float) -> Outcome
                 return invalid(f"the answer holds an array {name!r} that is neither delta/ nor extra/")
         delta, extra = Group(packed, "delta/"), Group(packed, "extra/")
         update = Update(task, delta, num_examples, num_steps, measured, extra)
-    return Outcome(task, kind, update, measured, num_examples, reason[:2000], seconds)
+    return Outcome(task, kind, update, measured, num_examples, _printable(reason), seconds)
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The metrics that are numbers (JSON knows NaN and infinity); at most 1,000 of them."""
-    items = [(name, float(value)) for name, value in metrics.items() if type(value) in (int, float)]
-    return {name: value for name, value in items[:1000] if not math.isnan(value)}
+    numbers = {}
+    for name, value in list(metrics.items())[:1000]:
+        with contextlib.suppress(OverflowError):  # a whole number beyond float64
+            if type(value) in (int, float) and not math.isnan(value):
+                numbers[_printable(name)] = float(value)
+    return numbers
+
+
+def _printable(text: str) -> str:
+    """Text of a client's that is safe in logs and on terminals: cut, and without halves of characters and controls."""
+    return "".join(char if char.isprintable() or char == "\n" else "?" for char in text[:_MAX_TEXT])
 
 
 class Group(Mapping[str, Any]):
