@@ -65,7 +65,7 @@ class Client:
     Args:
         trainer: The model and its data; it is called from one thread of the client's own.
         server: ``HOST:PORT`` of the server, or several, which are tried in turn.
-        client_id: A letter, then letters, digits and ``._-``; the same id with the same state folder is the same client.
+        client_id: A letter, then letters, digits and ``._-``; same id and same state folder: same client.
         state_dir: Where the client keeps its key; by default a folder of its own under the user's state folder.
         tags: Text by name that the server may select by.
         stay: Wait for the next run when one has ended, instead of stopping.
@@ -268,8 +268,9 @@ class Client:
 
     def _call_off(self, job: _Job, *, counted: bool = False) -> None:
         job.cancelled.set()
-        if job is self._jobs[0] and self._work_line is not None and not counted:
-            self._work_line.interrupt()  # what it fetches or uploads is of no more use
+        line = self._work_line
+        if job is self._jobs[0] and line is not None and not counted:
+            line.interrupt()  # what it fetches or uploads is of no more use
         self._jobs.remove(job)
 
     def _add(self, assignment: Assignment) -> None:
@@ -325,7 +326,7 @@ class Client:
         self._deliver(job, outcome)
 
     def _outcome(self, job: _Job, start: Start) -> Outcome:
-        """What came of a task. Whatever the trainer does, there is an answer; without one the server would ask again."""
+        """What came of a task. Whatever the trainer does, there is one: else the server would ask again."""
         task = job.assignment.task
         try:
             return self._worker.perform(
@@ -419,4 +420,4 @@ class Client:
 
 def _pause_s(failures: int) -> float:
     """Longer with every failure, up to a limit, and spread so that many clients do not come back at once."""
-    return min(_FIRST_PAUSE_S * 2 ** min(failures - 1, 20), _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
+    return min(_FIRST_PAUSE_S * 2.0 ** min(failures - 1, 20), _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)

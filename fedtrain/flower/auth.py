@@ -24,7 +24,7 @@ _REUSE_S = 5.0
 _MAX_KEY_BYTES = 1024
 
 
-class NotAuthenticated(Exception):
+class NotAuthenticated(Exception):  # noqa: N818
     """The request is not signed by the key that it names, or too long ago."""
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, PushMessagesRequest, PushMessagesResponse
 from flwr.supercore.date import now
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 
 from fedtrain.errors import ConnectionRefused, ParamsError
 from fedtrain.flower import wire
@@ -49,11 +49,11 @@ _CHUNK = 1 << 20
 _STATUS_OF: dict[Receipt, int] = {"taken": 201, "repeated": 200, "late": 200, "unknown": 404}
 
 
-class _Gone(Exception):
+class _Gone(Exception):  # noqa: N818
     """The client has closed the connection: nobody is there to answer."""
 
 
-class _Answer(Exception):
+class _Answer(Exception):  # noqa: N818
     """Ends the handling of a request with this answer."""
 
     def __init__(self, status: int, body: bytes | str = b"", **headers: str) -> None:
@@ -160,6 +160,8 @@ class Routes:
         dropped = await self._hold(request, member, lambda: self._news(member, run, holding))
         if dropped:
             raise _Gone
+        if not self._fleet.is_member(member):
+            return _json(403, {"error": "not enrolled any more"})
         headers = {}
         verdicts = self._fleet.verdicts(member, run, holding, awaiting)
         if verdicts:
@@ -174,7 +176,8 @@ class Routes:
         """Whether a client should hear something at once: a task, that one is called off, that the run is over."""
         fleet = self._fleet
         return bool(
-            fleet.over(member)
+            not fleet.is_member(member)
+            or fleet.over(member)
             or fleet.next_number(member, holding) is not None
             or fleet.called_off(member, run, holding)
         )

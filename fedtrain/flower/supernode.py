@@ -35,11 +35,11 @@ _POLL_TIMEOUT_S = 60.0
 """Longer than the server holds a pull: after that the connection is dead."""
 
 
-class NotEnrolled(Exception):
+class NotEnrolled(Exception):  # noqa: N818
     """The server does not know this client (it was restarted): enrol again."""
 
 
-class Unavailable(OSError):
+class Unavailable(OSError):  # noqa: N818
     """No usable answer: the server is away, or something between is broken; try again later."""
 
 

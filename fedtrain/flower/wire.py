@@ -85,7 +85,7 @@ def read_task(message: Message) -> tuple[Task, str, bytes | None]:
 
 
 def reply_message(to: Message, answer: bytes) -> Message:
-    """The Flower reply that carries an answer inline. Its times are those of the instruction: no client clock counts."""
+    """The Flower reply that carries an answer inline. Its times are the instruction's: no client clock counts."""
     asked = to.metadata
     metadata = Metadata(
         run_id=asked.run_id,

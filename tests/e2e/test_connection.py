@@ -10,26 +10,31 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import fedtrain.strategies.fedavg as fedavg
 import numpy as np
 import pytest
 from flwr.supercore import date
 
+from fedtrain import Strategy
+from fedtrain.aggregation import by_examples, weighted_mean
 from fedtrain.client import Client, Evaluated, Fitted, Work
 from fedtrain.errors import ConfigError
 from fedtrain.fleet import Fleet, MemoryFleet
 from fedtrain.flower import auth, routes, wire
 from fedtrain.flower.fleet import FlowerFleet, new_run_id
 from fedtrain.flower.server import serving
+from fedtrain.local import sgd_epochs
 from fedtrain.plan import CohortSettings
 from fedtrain.rounds import first_state, run
+from fedtrain.selection import uniform
 from fedtrain.state import RunState
 from fedtrain.types import Params, Start
+
+Tell = Callable[[str, Mapping[str, object]], None]
 
 PATIENCE_S = 10.0
 """No test waits longer than this for anything; what it waits for comes within milliseconds or a second."""
@@ -46,6 +51,10 @@ class Log:
         with self._changed:
             self.events.append({"event": event, "round": round, **fields})
             self._changed.notify_all()
+
+    def tell(self, word: str, details: Mapping[str, object]) -> None:
+        """The same for a client's callback."""
+        self(word, **details)  # type: ignore[arg-type]
 
     def all(self, event: str, **fields: object) -> list[dict[str, object]]:
         wanted = {"event": event, **fields}
@@ -88,13 +97,9 @@ class Site:
         self.address = f"127.0.0.1:{port}"
         self.clients: list[Client] = []
 
-    def client(self, id: str, trainer: Adds, tell: Log | None = None, **settings: object) -> Client:
-        def told(word: str, details: object) -> None:
-            if tell is not None:
-                tell(word, **details)  # type: ignore[arg-type]
-
+    def client(self, id: str, trainer: Adds, tell: Tell = lambda word, details: None, **settings: object) -> Client:
         folder = settings.pop("state_dir", self.folder / id)
-        client = Client(trainer, server=self.address, client_id=id, state_dir=folder, tell=told, **settings)  # type: ignore[arg-type]
+        client = Client(trainer, server=self.address, client_id=id, state_dir=folder, tell=tell, **settings)  # type: ignore[arg-type]
         self.clients.append(client)
         client.start()
         return client
@@ -113,7 +118,7 @@ def site(folder: Path, *, port: int = 0, lost_after_s: float = 5.0) -> Iterator[
 
 
 def train(fleet: Fleet, rounds: int, log: Log | None = None, size: int = 3, **settings: object) -> RunState:
-    strategy = fedavg.build()
+    strategy = Strategy(uniform(), sgd_epochs(1), weighted_mean(by_examples))
     state = first_state(strategy, Adds(0, size).initial(0), seed=0)
     cohort = CohortSettings(**{"deadline_s": PATIENCE_S, "connect_deadline_s": PATIENCE_S, **settings})  # type: ignore[arg-type]
     return run(strategy, fleet, state, rounds=rounds, settings=cohort, report=log or Log())
@@ -276,7 +281,7 @@ def test_clients_of_a_server_that_was_restarted_come_back_and_train_in_the_new_r
             server=here.address,
             client_id="a",
             state_dir=tmp_path / "a",
-            tell=lambda word, details: told(word, **details),
+            tell=told.tell,
         )
         client.start()
         abandoned = background(here.fleet, 1, here.log, deadline_s=1.0)
@@ -360,7 +365,7 @@ def test_a_round_that_closes_calls_off_its_stragglers_work(tmp_path: Path) -> No
 
     with site(tmp_path) as here:
         here.client("a", Adds(1.0, before=lambda work: in_fit.wait(PATIENCE_S)))
-        here.client("b", Adds(1.0, before=straggle), tell=told)
+        here.client("b", Adds(1.0, before=straggle), tell=told.tell)
         state = train(here.fleet, 1, here.log, connected=2, answers=1, grace_s=0.0)
         closed_at = time.monotonic()
         assert seen.wait(PATIENCE_S)
@@ -404,7 +409,7 @@ class Wrong(Adds):
                 from fedtrain.errors import Cancelled
 
                 raise Cancelled
-        return Fitted(fitted.model, np.int64(10), np.int64(1), {"loss": np.float32(0.5)})  # type: ignore[arg-type]
+        return Fitted(fitted.model, np.int64(10), np.int64(1), {"loss": np.float32(0.5)})  # type: ignore[arg-type, dict-item]
 
 
 @pytest.mark.parametrize(
@@ -472,7 +477,7 @@ def test_a_client_stops_between_attempts_to_connect(tmp_path: Path) -> None:
         server=f"127.0.0.1:{port}",
         client_id="a",
         state_dir=tmp_path,
-        tell=lambda word, details: told(word, **details),
+        tell=told.tell,
     )
     client.start()
     told.wait("disconnected")
@@ -549,7 +554,7 @@ def test_clients_end_by_themselves_when_the_run_is_over_unless_they_stay(tmp_pat
             client_id="stays",
             state_dir=tmp_path / "stays",
             stay=True,
-            tell=lambda word, details: told(word, **details),
+            tell=told.tell,
         )
         stays.start()
         train(here.fleet, 1, here.log, connected=2)
