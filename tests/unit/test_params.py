@@ -322,6 +322,7 @@ def test_any_json_as_a_header_is_refused_or_read_as_it_declares(header: object, 
     [
         (b"", "0 bytes, a header needs at least 8"),
         (struct.pack("<Q", 2**63) + b"{}", f"its header claims {2**63} bytes of 10"),
+        (struct.pack("<Q", 100) + b"{}", "its header claims 100 bytes of 10"),
         (with_header(b"{"), "its header is not JSON"),
         (with_header(b"[" * 100_000), "its header is not JSON"),
         (with_header(b"\xff\xfe{}"), "its header is not JSON"),
