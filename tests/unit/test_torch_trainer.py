@@ -349,11 +349,29 @@ def test_evaluation_in_small_batches_gives_the_same_metrics():
     assert whole["loss"] == pytest.approx(parts["loss"], rel=1e-6)
 
 
-def test_dropout_is_off_in_evaluation():
-    trainer = of(with_everything)
-    start = trainer.initial(0)
-    model = {**start.params, **start.buffers}
-    assert trainer.evaluate(model) == trainer.evaluate(model)
+def test_evaluation_uses_running_statistics_and_no_dropout():
+    def model():
+        return nn.Sequential(nn.BatchNorm1d(1, affine=False), nn.Dropout(0.5))
+
+    trainer = TorchTrainer(model, Split(None, TWO), loss="mse", device="cpu")
+    statistics = {
+        "0.running_mean": np.array([1.0], np.float32),
+        "0.running_var": np.array([4.0 - 1e-5], np.float32),
+        "0.num_batches_tracked": np.array(7),
+    }
+    # outputs (1 - 1) / 2 and (2 - 1) / 2; errors -1, -2.5
+    assert trainer.evaluate(statistics).metrics["loss"] == pytest.approx((1 + 6.25) / 2, rel=1e-6)
+
+
+def test_no_gradients_are_kept_between_tasks():
+    kept = []
+
+    def optimizer(params, lr):
+        kept.extend(params)
+        return torch.optim.SGD(params, lr)
+
+    linear(optimizer=optimizer).fit(ZEROS, work())
+    assert [param.grad for param in kept] == [None, None]
 
 
 @pytest.mark.parametrize("test", [None, Examples(np.zeros((0, 1), np.float32), np.zeros((0, 1), np.float32))])
@@ -373,9 +391,9 @@ def test_own_metrics_are_averaged_over_the_examples():
 
 def test_a_last_batch_of_one_example_joins_the_one_before_under_batch_normalisation():
     trainer = of(lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), num_examples=7, batch_size=3)
-    fitted = trainer.fit(trainer.initial(0), work())
-    assert fitted.num_steps == 2
-    assert fitted.model["1.num_batches_tracked"] == 2
+    fitted = trainer.fit(trainer.initial(0), work(epochs=2))
+    assert fitted.num_steps == 4
+    assert fitted.model["1.num_batches_tracked"] == 4
     assert of(mlp_small, num_examples=7, batch_size=3).fit(of(mlp_small).initial(0), work()).num_steps == 3
 
 
@@ -493,6 +511,25 @@ def test_a_local_algorithm_corrects_gradients_and_gives_its_second_payload(monke
     # corrected: 2.625 + 0.5 + 2 * 1.625 = 6.375, 1.875 + 2 + 2 * 0.5 = 4.875
     assert two.model["weight"].tolist() == [[1.625 - 6.375 / 4]]
     assert two.model["bias"].tolist() == [0.5 - 4.875 / 4]
+
+
+def test_a_parameter_that_the_loss_does_not_use_is_corrected_too(monkeypatch):
+    class Unused(nn.Linear):
+        def __init__(self):
+            super().__init__(1, 1)
+            self.unused = nn.Parameter(torch.ones(1))
+
+    half = ClientHalf(
+        correct=lambda gradient, *others: {name: array + 1 for name, array in gradient.items()},
+        finish=lambda start, params, payload, client_state, numbers: ({}, client_state),
+    )
+    monkeypatch.setitem(CLIENT_HALVES, "plus_one", half)
+    trainer = TorchTrainer(Unused, Split(TWO, None), loss="mse", learning_rate=0.25, device="cpu")
+    start = Start({**ZEROS.params, "unused": np.ones(1, np.float32)}, {})
+    model = trainer.fit(start, Work(1, ("plus_one", {}), 1)).model
+    assert model["unused"].tolist() == [0.75]
+    assert model["weight"].tolist() == [[1.5]]
+    assert trainer.fit(start, work()).model["unused"].tolist() == [1.0]
 
 
 def test_plain_training_keeps_the_client_state_that_it_was_given():
