@@ -25,15 +25,31 @@ def server(config: Config) -> int:
     """Wait for clients, run the rounds, keep the model."""
     from fedtrain.flower.fleet import FlowerFleet, new_run_id
     from fedtrain.flower.server import serving
+    from fedtrain.security.allow import AllowList, require_listed
+    from fedtrain.security.tls import ServerCertificate, require_encrypted
 
     _stop_on_signals()
+    wanted = config.server
+    certificate = ServerCertificate(wanted.certificate, wanted.key) if wanted.certificate and wanted.key else None
+    allow = AllowList(config.clients.allow) if config.clients.allow else None
+    # Asked here as well as by `serving`, so that a refusal leaves the files of an earlier run where they are.
+    require_encrypted(wanted.host, certificate=certificate is not None, insecure=wanted.insecure)
+    require_listed(wanted.host, listed=allow is not None, anyone=config.clients.open)
     strategy, trainer = build_strategy(config), build_trainer(config, partition=None)
     folder = prepare_run_folder(Path(config.run_dir))
     with Training(config, strategy, trainer, folder, run=new_run_id()) as training:
         fleet = FlowerFleet(
-            training.run, folder, lost_after_s=config.server.lost_after_s, report=training.report
+            training.run, folder, lost_after_s=wanted.lost_after_s, report=training.report, allow=allow
         )
-        with serving(fleet, config.server.host, config.server.port, training.status.snapshot) as (host, port):
+        with serving(
+            fleet,
+            wanted.host,
+            wanted.port,
+            training.status.snapshot,
+            certificate=certificate,
+            insecure=wanted.insecure,
+            anyone=config.clients.open,
+        ) as (host, port):
             status = training.train(fleet, address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
             if status != "stopped":  # a server that was stopped may come back: its clients wait for it
                 fleet.finish(status, timeout_s=3.0)
@@ -74,6 +90,8 @@ def client(config: Config) -> int:
         state_dir=config.client.state_dir,
         tags=config.client.tags,
         stay=config.client.stay,
+        ca=config.server.ca,
+        insecure=config.server.insecure,
         tell=_say_nothing if config.display == "none" else lambda word, details: _say(member.id, word, details),
     )
     try:

@@ -26,6 +26,7 @@ from fedtrain.flower import supernode, wire
 from fedtrain.flower.auth import Signer
 from fedtrain.flower.supernode import Assignment, Line, Session
 from fedtrain.security.keys import load_or_create_key
+from fedtrain.security.tls import Trust
 from fedtrain.state import start_digest
 from fedtrain.types import ClientInfo, Outcome, Start
 
@@ -69,10 +70,13 @@ class Client:
         state_dir: Where the client keeps its key; by default a folder of its own under the user's state folder.
         tags: Text by name that the server may select by.
         stay: Wait for the next run when one has ended, instead of stopping.
+        ca: PEM file of the authority that signs the server's certificate; None: those that the system trusts. TLS is
+            spoken to every address that is not a loopback one, and to those too if this is given.
+        insecure: Speak plain text to every address.
         tell: Called with a word and details for what happens (connected, task, done, …), off the caller's thread.
 
     Raises:
-        ConfigError: the id, an address or the state folder can't be used.
+        ConfigError: the id, an address, the state folder or the authority can't be used.
     """
 
     def __init__(
@@ -84,6 +88,8 @@ class Client:
         state_dir: str | Path | None = None,
         tags: Mapping[str, str] | None = None,
         stay: bool = False,
+        ca: str | Path | None = None,
+        insecure: bool = False,
         tell: Tell = lambda word, details: None,
     ) -> None:
         self.id = require_client_id(client_id)
@@ -93,6 +99,7 @@ class Client:
             raise ConfigError("server.addresses is empty: name at least one HOST:PORT")
         for address in self._addresses:
             supernode.host_and_port(address)
+        self._trust = Trust(ca, insecure=insecure)
         self.state_dir = Path(state_dir) if state_dir else default_state_dir(client_id)
         self._signer = Signer(load_or_create_key(self.state_dir))
         self._folder_lock = FileLock(self.state_dir / "lock", thread_local=False)  # the work's thread releases it
@@ -186,6 +193,7 @@ class Client:
 
     def _connect(self) -> None:
         failures, address = 0, 0
+        told: set[str] = set()
         while not self._stopping.is_set():
             line = self._open(self._addresses[address % len(self._addresses)])
             try:
@@ -193,6 +201,7 @@ class Client:
                 while not self._stopping.is_set():
                     self._hear(supernode.pull(line, *self._position()))
                     failures = 0
+                    told.clear()
             except supernode.NotEnrolled:  # the server was restarted: enrol again, soon
                 failures += 1
                 self._stopping.wait(_pause_s(failures))
@@ -202,7 +211,8 @@ class Client:
             except Exception as error:  # whatever a server answers, or a network does: try again
                 if self._stopping.is_set():
                     return
-                if failures == 0:
+                if str(error) not in told:  # a new reason: a certificate that has expired is not a server that is away
+                    told.add(str(error))
                     self._say("disconnected", reason=str(error))
                 self._show(phase="connecting", error=str(error))
                 address, failures = address + 1, failures + 1
@@ -211,7 +221,7 @@ class Client:
                 self._close(line)
 
     def _open(self, address: str) -> Line:
-        line = Line(address, self._signer)
+        line = Line(address, self._signer, self._trust)
         with self._lock:
             self._lines.add(line)  # so that `stop` can end a request that waits
             if self._stopping.is_set():

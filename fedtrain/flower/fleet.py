@@ -24,11 +24,15 @@ from fedtrain.flower import wire
 from fedtrain.flower.broker import Broker
 from fedtrain.observe.events import Report, quiet
 from fedtrain.params import Packed, pack, sync_folder
+from fedtrain.security.allow import AllowList
 from fedtrain.state import start_arrays
 from fedtrain.types import ClientInfo, Outcome, Start, Task
 
 Receipt = Literal["taken", "repeated", "late", "unknown"]
 """What became of an answer: new, had already, after its round closed, or to a task that this client was not given."""
+
+_MAX_REFUSALS = 1000
+"""As many refused clients are reported, until the list of clients changes: a stranger must not fill the disk."""
 
 _MAX_VERDICTS = 16
 """As many of a client's last verdicts go with every answer: it has them before it begins its next task."""
@@ -75,17 +79,28 @@ class FlowerFleet:
         run: Id of the run; answers to another one are never counted.
         folder: For this run's files: ``clients.json`` (which key holds which client id), ``spool/`` (uploads).
         lost_after_s: A client that is silent for longer counts as lost, > 0.
-        report: Told who comes and goes.
+        report: Told who comes and goes, and who is refused.
+        allow: The clients that may join; None: anyone, and an id belongs to the key that used it first.
     """
 
-    def __init__(self, run: str, folder: Path, *, lost_after_s: float = 5.0, report: Report = quiet) -> None:
-        self.run, self.lost_after_s = run, lost_after_s
+    def __init__(
+        self,
+        run: str,
+        folder: Path,
+        *,
+        lost_after_s: float = 5.0,
+        report: Report = quiet,
+        allow: AllowList | None = None,
+    ) -> None:
+        self.run, self.lost_after_s, self.report, self.allow = run, lost_after_s, report, allow
         self.broker = Broker()
         self.spool = folder / "spool"
         self.spool.mkdir(parents=True, exist_ok=True)
         for left in self.spool.glob("task-*"):  # uploads to a run that ended with its process
             left.unlink(missing_ok=True)
         self._report = report
+        self._refused: set[tuple[str, bytes]] = set()
+        """Ids and keys whose refusal was reported."""
         self._ids_path = folder / "clients.json"
         self._ids = _read_ids(self._ids_path)
         self._members: dict[str, Member] = {}
@@ -192,23 +207,21 @@ class FlowerFleet:
         """A client joins or comes back.
 
         Raises:
-            ConnectionRefused: its id belongs to another key, or its key to another id.
+            ConnectionRefused: its id belongs to another key, its key to another id, or it is not allowed to join.
         """
         with self._lock:
+            self._revoke()
             public = key.decode()
-            if self._ids.get(info.id, public) != public:
-                raise ConnectionRefused(
-                    f"client id {info.id!r} belongs to another key: use that client's state folder, or another client.id"
-                )
-            other = next((id for id, holder in self._ids.items() if holder == public and id != info.id), None)
-            if other is not None:
-                raise ConnectionRefused(
-                    f"this key belongs to the client id {other!r}: use that id, or another state folder"
-                )
-            if info.id not in self._ids:
-                self._ids[info.id] = public
+            refusal = self.allow.refusal(info.id, key) if self.allow else self._taken(info.id, public)
+            if refusal:
+                self._note_refusal(info.id, key, refusal)
+                raise ConnectionRefused(refusal)
+            if self._ids.get(info.id) != public:
+                self._ids = {id: holder for id, holder in self._ids.items() if holder != public} | {info.id: public}
                 self._save_ids()
             known = self._members.get(info.id)
+            if known is not None and known.key != key:  # its key was lost, and replaced in the list
+                self._by_key.pop(known.key, None)
             member = Member(info, key, self.broker.node(key), time.monotonic())
             if known is not None:
                 member.verdicts = known.verdicts
@@ -220,9 +233,16 @@ class FlowerFleet:
             self._changed()
             return member
 
+    def is_member(self, member: Member) -> bool:
+        """Whether this is still how the client is known: not revoked, and not come back since."""
+        with self._lock:
+            self._revoke()
+            return self._by_key.get(member.key) is member
+
     def member(self, key: bytes) -> Member | None:
         """The client that holds a key, and that it was heard of now."""
         with self._lock:
+            self._revoke()
             member = self._by_key.get(key)
             if member is not None:
                 member.contact = time.monotonic()
@@ -366,7 +386,32 @@ class FlowerFleet:
         task = Task(number=number, client=member.info.id, round=0, start="", local=("", {}))
         return Outcome(task, "late")
 
+    def _taken(self, client: str, public: str) -> str:
+        """Why an id can't be this key's where the first one to use an id keeps it; empty if it can."""
+        if self._ids.get(client, public) != public:
+            return f"client id {client!r} belongs to another key: use that client's state folder, or another client.id"
+        other = next((id for id, holder in self._ids.items() if holder == public and id != client), None)
+        return f"this key belongs to the client id {other!r}: use that id, or another state folder" if other else ""
+
+    def _note_refusal(self, client: str, key: bytes, reason: str) -> None:
+        if (client, key) not in self._refused and len(self._refused) < _MAX_REFUSALS:
+            self._refused.add((client, key))
+            self._report("client_refused", client=client, reason=reason)
+
+    def _revoke(self) -> None:
+        """Part from the clients that a changed list does not have any more."""
+        if self.allow is None or not self.allow.refresh(self._report):
+            return
+        self._refused.clear()
+        for member in list(self._by_key.values()):
+            if self.allow.refusal(member.info.id, member.key):
+                del self._by_key[member.key]
+                if member.here:
+                    self._gone(member, f"revoked: its id and key are not in {self.allow.path} any more")
+                member.wake()
+
     def _notice_silence(self) -> None:
+        self._revoke()
         current = time.monotonic()
         for member in self._members.values():
             if member.here and not member.polls and current - member.contact > self.lost_after_s:

@@ -12,17 +12,41 @@ import uvicorn
 from fedtrain.errors import ConfigError
 from fedtrain.flower.fleet import FlowerFleet
 from fedtrain.flower.routes import Routes
+from fedtrain.observe.events import Report
+from fedtrain.security.allow import require_listed
+from fedtrain.security.tls import ServerCertificate, require_encrypted
+
+_LOOK_S = 0.5
+"""Seconds between two looks at the files of a certificate."""
 
 
 @contextlib.contextmanager
 def serving(
-    fleet: FlowerFleet, host: str, port: int, status: Callable[[], dict[str, Any]] = dict
+    fleet: FlowerFleet,
+    host: str,
+    port: int,
+    status: Callable[[], dict[str, Any]] = dict,
+    *,
+    certificate: ServerCertificate | None = None,
+    insecure: bool = False,
+    anyone: bool = False,
 ) -> Iterator[tuple[str, int]]:
     """Serve a fleet's routes while the context lasts; gives the host and the port (a free one where 0 was asked).
 
+    Args:
+        fleet: Whose routes; it also says who may join.
+        host: Name or address to listen on.
+        port: In [0, 65535].
+        status: Gives what ``/fedtrain/v1/status`` says.
+        certificate: Speak TLS with this, which is renewed when its files change; None: plain text.
+        insecure: Allow plain text where other machines connect.
+        anyone: Allow anyone to join where other machines connect.
+
     Raises:
-        ConfigError: the address can't be listened on.
+        ConfigError: the address can't be listened on, or is no loopback one and lacks a certificate or an allow-list.
     """
+    require_encrypted(host, certificate=certificate is not None, insecure=insecure)
+    require_listed(host, listed=fleet.allow is not None, anyone=anyone)
     listener = _listen(host, port)
     routes = Routes(fleet, status)
     config = uvicorn.Config(
@@ -35,13 +59,16 @@ def serving(
         ws="none",
         timeout_keep_alive=75,
         timeout_graceful_shutdown=1,
+        ssl_context_factory=None if certificate is None else lambda config, default: certificate.context,
     )
     server = uvicorn.Server(config)
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def serve() -> None:
         loops.append(asyncio.get_running_loop())
+        renewing = asyncio.ensure_future(_renew(certificate, fleet.report))
         await server.serve(sockets=[listener])
+        renewing.cancel()
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), name="fedtrain-port", daemon=True)
     thread.start()
@@ -55,9 +82,17 @@ def serving(
         listener.close()
 
 
+async def _renew(certificate: ServerCertificate | None, report: Report) -> None:
+    while certificate is not None:
+        await asyncio.sleep(_LOOK_S)
+        await asyncio.to_thread(certificate.refresh, report)  # reading files must not hold up requests
+
+
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         listener = socket.socket(family, kind, proto)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

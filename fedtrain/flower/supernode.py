@@ -11,6 +11,7 @@ import json
 import os
 import selectors
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from fedtrain.errors import ConfigError, ConnectionRefused
 from fedtrain.flower import wire
 from fedtrain.flower.auth import Signer
 from fedtrain.params import Packed
+from fedtrain.security.tls import Trust
 from fedtrain.state import start_from_arrays
 from fedtrain.types import ClientInfo, Start, Task
 
@@ -88,13 +90,19 @@ def host_and_port(address: str) -> tuple[str, int]:
 class Line:
     """One kept HTTP connection to one server. It belongs to one thread; only `interrupt` may be called from others.
 
+    Args:
+        address: ``HOST:PORT``.
+        signer: Signs the requests.
+        trust: Which servers to believe; None: those that the system does, and plain text on loopback.
+
     Raises:
         ConfigError: the address is not ``HOST:PORT``.
     """
 
-    def __init__(self, address: str, signer: Signer) -> None:
-        self.address, self._signer = address, signer
+    def __init__(self, address: str, signer: Signer, trust: Trust | None = None) -> None:
+        self.address, self._signer, self._trust = address, signer, trust or Trust()
         self._host, self._port = host_and_port(address)
+        self._tls = self._trust.context_for(self._host)
         self._connection = http.client.HTTPConnection(self._host, self._port)
         self._interrupted = threading.Event()
 
@@ -109,7 +117,8 @@ class Line:
         sock = self._connection.sock
         if sock is not None:
             with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+                # Not that of `ssl`, after which a thread that is sending would go on in plain text.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection."""
@@ -142,7 +151,7 @@ class Line:
         fresh = self._connection.sock is None
         try:
             if fresh:
-                self._connection.sock = _connected(self._host, self._port, self._interrupted)
+                self._connect()
             if self.interrupted:  # asked after `sock` is set: whoever interrupts from now on shuts that down
                 raise ConnectionAbortedError("interrupted")
             self._connection.sock.settimeout(timeout_s)
@@ -153,13 +162,27 @@ class Line:
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             stale = not fresh and isinstance(
-                error, (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError)
+                error, (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError, ssl.SSLEOFError)
             )
-            if (
-                stale and attempt == 0 and not self.interrupted
-            ):  # a kept connection that the server has closed meanwhile; requests can be repeated
+            if stale and attempt == 0 and not self.interrupted:
+                # A kept connection that the server has closed meanwhile; requests can be repeated.
                 return self._once(method, path, body, headers, timeout_s, 1)
-            raise Unavailable(f"{self.address}: {error or type(error).__name__}") from None
+            raise Unavailable(f"{self.address}: {self._explain(error)}") from None
+
+    def _connect(self) -> None:
+        sock = self._connection.sock = _connected(self._host, self._port, self._interrupted)
+        if self._tls is not None:
+            sock = self._connection.sock = self._tls.wrap_socket(
+                sock, server_hostname=self._host, do_handshake_on_connect=False
+            )
+            if not self.interrupted:  # asked after `sock` is set, as below
+                sock.settimeout(_CONNECT_TIMEOUT_S)
+                sock.do_handshake()
+
+    def _explain(self, error: Exception) -> str:
+        if isinstance(error, ssl.SSLError):
+            return self._trust.explain(error, self._host)
+        return str(error) or type(error).__name__
 
 
 def _connected(host: str, port: int, interrupted: threading.Event) -> socket.socket:

@@ -34,31 +34,34 @@ class AllowList:
 
     Args:
         path: The file.
-        report: Told of ``allow_list_changed`` (clients: how many) and ``allow_list_refused`` (reason).
 
     Raises:
         ConfigError: the file can't be read; the message names the line.
     """
 
-    def __init__(self, path: Path, report: Report = quiet) -> None:
-        self.path, self._report = path, report
-        self._watch = Watch([path], settle_s=_SETTLE_S)
-        self._keys = read_allow_list(path)
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._watch = Watch([self.path], settle_s=_SETTLE_S)
+        self._keys = read_allow_list(self.path)
         self._ids = {key: client for client, key in self._keys.items()}
 
-    def refresh(self) -> bool:
-        """Read the file again if it has changed; whether the list is now another one."""
+    def refresh(self, report: Report = quiet) -> bool:
+        """Read the file again if it has changed; whether the list is now another one.
+
+        Args:
+            report: Told of ``allow_list_changed`` (clients: how many) and ``allow_list_refused`` (reason).
+        """
         if not self._watch.changed():
             return False
         try:
             keys = read_allow_list(self.path)
         except ConfigError as error:
-            self._report("allow_list_refused", reason=str(error))
+            report("allow_list_refused", reason=str(error))
             return False
         if keys == self._keys:
             return False
         self._keys, self._ids = keys, {key: client for client, key in keys.items()}
-        self._report("allow_list_changed", clients=len(keys))
+        report("allow_list_changed", clients=len(keys))
         return True
 
     def refusal(self, client: str, public_key: bytes) -> str:

@@ -55,30 +55,33 @@ class ServerCertificate:
     Args:
         certificate: PEM file: the certificate, then those between it and its authority.
         key: PEM file of its private key, without a password.
-        report: Told of ``certificate_renewed`` (expires) and ``certificate_refused`` (reason).
 
     Raises:
         ConfigError: a file is missing or not what it should be, they do not belong together, or it has expired.
     """
 
-    def __init__(self, certificate: Path, key: Path, report: Report = quiet) -> None:
-        self._certificate, self._key, self._report = certificate, key, report
-        self._watch = Watch([certificate, key], settle_s=_SETTLE_S)
-        self.context, self.expires = _load(certificate, key)
+    def __init__(self, certificate: str | Path, key: str | Path) -> None:
+        self._certificate, self._key = Path(certificate), Path(key)
+        self._watch = Watch([self._certificate, self._key], settle_s=_SETTLE_S)
+        self.context, self.expires = _load(self._certificate, self._key)
         """For the listener: every handshake with it uses the newest certificate."""
         self._newest = self.context
         self.context.sni_callback = self._use_newest
 
-    def refresh(self) -> None:
-        """Take files that have changed; broken ones are reported, and the certificate stays as it is."""
+    def refresh(self, report: Report = quiet) -> None:
+        """Take files that have changed; broken ones are reported, and the certificate stays as it is.
+
+        Args:
+            report: Told of ``certificate_renewed`` (expires) and ``certificate_refused`` (reason).
+        """
         if not self._watch.changed():
             return
         try:
             self._newest, self.expires = _load(self._certificate, self._key)
         except ConfigError as error:
-            self._report("certificate_refused", reason=str(error))
+            report("certificate_refused", reason=str(error))
         else:
-            self._report("certificate_renewed", expires=self.expires.isoformat())
+            report("certificate_renewed", expires=self.expires.isoformat())
 
     def _use_newest(self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         connection.context = self._newest
