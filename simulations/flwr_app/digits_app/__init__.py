@@ -1,0 +1,1 @@
+"""Handwritten digits: a Flower app made of fedtrain."""

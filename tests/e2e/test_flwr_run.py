@@ -1,0 +1,157 @@
+"""`flwr run` with Flower's own programs: a stock SuperLink and two stock SuperNodes as processes on loopback."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from fedtrain.config import build_strategy, build_trainer, compose
+from fedtrain.evaluate import evaluation
+from fedtrain.fleet import MemoryFleet
+from fedtrain.params import digest, read_file
+from fedtrain.rounds import first_state, run
+from fedtrain.state import RunState
+from fedtrain.training import cohort_settings
+
+APP = Path(__file__).parents[2] / "simulations" / "flwr_app"
+NUM_CLIENTS = 2
+PATIENCE_S = 180.0
+
+CONNECTION = """
+[superlink]
+default = "here"
+
+[superlink.here]
+address = "127.0.0.1:{port}"
+insecure = true
+"""
+
+
+class Flower:
+    """A SuperLink and SuperNodes that run as long as the context lasts; all files lie in one folder."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self._stack = folder, stack
+        self.environment = {
+            **os.environ,
+            "FLWR_HOME": str(folder / "home"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
+        link, *nodes = free_ports(1 + NUM_CLIENTS)
+        (folder / "home").mkdir()
+        (folder / "home" / "config.toml").write_text(CONNECTION.format(port=link))
+        superlink = ("flower-superlink", "--insecure", "--port", str(link), "--disable-runtime-dependency-installation")
+        self.superlink = self._start("superlink", *superlink)
+        wait_until(lambda: listens(link), self.superlink, self.log("superlink"))
+        for part, port in enumerate(nodes):
+            own = ("--superlink", f"127.0.0.1:{link}", "--port", str(port))
+            config = ("--node-config", f"partition-id={part} num-partitions={NUM_CLIENTS}")
+            self._start(f"supernode-{part}", "flower-supernode", "--insecure", *own, *config)
+
+    def run(self, overrides: str) -> None:
+        """Submit the app with these overrides; it runs in the background."""
+        command = ("flwr", "run", str(APP), "here", "--run-config", f"overrides={json.dumps(overrides)}")
+        done = subprocess.run(self._path(*command), env=self.environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def log(self, name: str) -> Path:
+        """What a program has said."""
+        return self.folder / f"{name}.log"
+
+    def _start(self, name: str, *command: str) -> "subprocess.Popen[bytes]":
+        with open(self.log(name), "wb") as log:
+            process = subprocess.Popen(
+                self._path(*command),
+                cwd=self.folder,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+            )
+        self._stack.callback(end_with_children, process)
+        return process
+
+    @staticmethod
+    def _path(program: str, *arguments: str) -> list[str]:
+        return [str(Path(sys.executable).parent / program), *arguments]
+
+
+@contextmanager
+def flower(folder: Path) -> Iterator[Flower]:
+    with ExitStack() as stack:
+        yield Flower(folder, stack)
+
+
+def end_with_children(process: "subprocess.Popen[bytes]") -> None:
+    try:
+        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+    except psutil.NoSuchProcess:
+        family = []
+    for member in reversed(family):  # the program first: it would start its children anew
+        with suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait(30)
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_until(holds: Any, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)  # of another program's file or port nothing else tells
+
+
+def in_memory(*overrides: str) -> RunState:
+    """The same run in this process."""
+    config = compose(overrides)
+    strategy, trainer, settings = build_strategy(config), build_trainer(config, partition=None), cohort_settings(config)
+    fleet = MemoryFleet({f"client-{part}": build_trainer(config, partition=part) for part in range(NUM_CLIENTS)})
+    return run(
+        strategy,
+        fleet,
+        first_state(strategy, trainer.initial(config.seed), config.seed),
+        rounds=config.rounds,
+        settings=settings,
+        evaluate=evaluation("server", every=1, rounds=config.rounds, trainer=trainer, settings=settings),
+    )
+
+
+@pytest.mark.slow
+def test_flwr_run_gives_the_model_that_a_simulation_gives(tmp_path: Path) -> None:
+    overrides = ("experiment=quickstart_numpy", f"data.num_partitions={NUM_CLIENTS}", "rounds=2", "seed=7")
+    run_dir = tmp_path / "run"
+    with flower(tmp_path) as programs:
+        programs.run(" ".join((*overrides, f"run_dir={run_dir}", "display=lines")))
+        wait_until((run_dir / "result.json").exists, programs.superlink, programs.log("superlink"))
+
+    result = json.loads((run_dir / "result.json").read_text())
+    expected = in_memory(*overrides)
+    assert (result["status"], result["rounds_completed"], result["rounds_skipped"]) == ("completed", 2, 0)
+    assert result["model_digest"] == expected.model_digest == digest(read_file(run_dir / "model.safetensors"))
+    assert result["final_metrics"]["accuracy"] == expected.history[-1].evaluation["accuracy"] > 0.5
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    assert {event["client"] for event in events if event["event"] == "outcome"} == {"client-0", "client-1"}
