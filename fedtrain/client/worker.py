@@ -1,11 +1,12 @@
 """Worker: one client's part of a task, from start to outcome, without any network."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import index
 
 from fedtrain import params as arrays
-from fedtrain.client.trainer import Fitted, Trainer, Work
+from fedtrain.client.trainer import Trainer, Work
 from fedtrain.errors import Cancelled, Declined
 from fedtrain.random import generator
 from fedtrain.transforms import ON_CLIENT, Transform, chain
@@ -57,7 +58,9 @@ class Worker:
         """
         began = time.monotonic()
         try:
-            outcome = self._train(task, start, cancelled, progress) if task.kind == "train" else self._measure(task, start)
+            outcome = (
+                self._train(task, start, cancelled, progress) if task.kind == "train" else self._measure(task, start)
+            )
         except Cancelled:
             raise
         except Declined as error:
@@ -82,20 +85,23 @@ class Worker:
             raise Declined(f"this client's trainer can't do the local algorithm {name!r}, only: {can}")
         transform = _transform(task)
         fitted = self._trainer.fit(start, Work(task.round, task.local, task.seed, self._state, cancelled, progress))
-        delta = arrays.subtract(fitted.model, {**start.params, **start.buffers})
+        metrics, num_examples, num_steps = _floats(fitted.metrics), index(fitted.num_examples), index(fitted.num_steps)
+        delta: arrays.Params = arrays.subtract(fitted.model, {**start.params, **start.buffers})
         delta, _ = transform.apply(delta, transform.init(delta), generator(task.seed, "on_client"))
         self._pending = {task.number: fitted.client_state}
-        return Outcome(task, "ok", update=_update(task, delta, fitted), metrics=fitted.metrics, num_examples=fitted.num_examples)
+        update = Update(task, delta, num_examples, num_steps, metrics, fitted.extra)
+        return Outcome(task, "ok", update, metrics, num_examples)
 
     def _measure(self, task: Task, start: Start) -> Outcome:
         evaluated = self._trainer.evaluate({**start.params, **start.buffers})
         if evaluated is None:
             raise Declined("this client has no held-out examples")
-        return Outcome(task, "ok", metrics=evaluated.metrics, num_examples=evaluated.num_examples)
+        return Outcome(task, "ok", metrics=_floats(evaluated.metrics), num_examples=index(evaluated.num_examples))
 
 
-def _update(task: Task, delta: arrays.Params, fitted: Fitted) -> Update:
-    return Update(task, delta, fitted.num_examples, fitted.num_steps, fitted.metrics, fitted.extra)
+def _floats(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Plain numbers, whatever library's numbers a trainer uses."""
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def _transform(task: Task) -> Transform:

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from fedtrain.client.trainer import Trainer
 from fedtrain.client.worker import Worker
-from fedtrain.types import ClientInfo, Outcome, Start, Task
+from fedtrain.types import Array, ClientInfo, Outcome, Params, Start, Task
 
 
 class MemoryFleet:
     """Runs each task in `receive`, in the order in which tasks were given.
+
+    Training takes as long as it takes: no client is ever late, so a simulation does not depend on the machine's speed.
 
     Args:
         trainers: One trainer per client id. Every client is always connected.
@@ -33,12 +35,14 @@ class MemoryFleet:
 
     def give(self, tasks: Sequence[Task], start: Start) -> None:
         """Queue tasks; a task that is queued already is not queued again."""
+        start = _read_only(start)
         queued = {task.number for task, _ in self._given}
         self._given.extend((task, start) for task in tasks if task.number not in queued)
 
     def receive(self, timeout_s: float) -> Outcome | None:
-        """Do the next task and return its outcome; None if all are done."""
+        """Do the next task and return its outcome; None after `timeout_s` if all are done."""
         if not self._given:
+            time.sleep(timeout_s)
             return None
         task, start = self._given.popleft()
         return self._workers[task.client].perform(task, start)
@@ -47,3 +51,15 @@ class MemoryFleet:
         """Keep or drop what the client's local algorithm remembered of the task; forget it if it still waits."""
         self._given = deque((waiting, start) for waiting, start in self._given if waiting.number != task.number)
         self._workers[task.client].settle(task.number, counted)
+
+
+def _read_only(start: Start) -> Start:
+    """The same arrays, which a trainer cannot write into: as if they had arrived over a network."""
+    return Start(_views(start.params), _views(start.buffers), _views(start.payload))
+
+
+def _views(arrays: Params) -> dict[str, Array]:
+    views = {name: array.view() for name, array in arrays.items()}
+    for view in views.values():
+        view.flags.writeable = False
+    return views
