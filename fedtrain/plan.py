@@ -101,7 +101,7 @@ def plan_evaluation(state: RunState, clients: Sequence[ClientInfo], settings: Co
         tasks=tasks,
         num_eligible=len(tasks),
         eligible_examples=sum(client.num_examples for client in clients),
-        quorum=1,
+        quorum=len(tasks) // 2 + 1,  # with 1, the first to answer would start the others' grace
         deadline_s=settings.deadline_s,
         grace_s=settings.grace_s,
         retry=False,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedtrain import params as arrays
+from fedtrain.errors import ParamsError
 from fedtrain.types import Array, Params, Start, State
 
 
@@ -71,9 +72,17 @@ def start_arrays(start: Start) -> dict[str, Array]:
 
 
 def start_from_arrays(packed: Params) -> Start:
-    """The inverse of `start_arrays`."""
+    """The inverse of `start_arrays`.
+
+    Raises:
+        ParamsError: an array's name has none of the three beginnings.
+    """
     groups: dict[str, dict[str, Array]] = {"params": {}, "buffers": {}, "payload": {}}
     for name, array in packed.items():
-        group, _, rest = name.partition("/")
+        group, slash, rest = name.partition("/")
+        if group not in groups or not slash:
+            raise ParamsError(
+                f"the start holds an array {name!r}, expected params/, buffers/ or payload/ before a name"
+            )
         groups[group][rest] = array
     return Start(**groups)

@@ -10,7 +10,7 @@ from fedtrain.client.trainer import Trainer, Work
 from fedtrain.errors import Cancelled, Declined
 from fedtrain.random import generator
 from fedtrain.transforms import ON_CLIENT, Transform, chain
-from fedtrain.types import Outcome, Start, State, Task, Update
+from fedtrain.types import Outcome, Params, Start, State, Task, Update
 
 
 class Worker:
@@ -86,7 +86,7 @@ class Worker:
         transform = _transform(task)
         fitted = self._trainer.fit(start, Work(task.round, task.local, task.seed, self._state, cancelled, progress))
         metrics, num_examples, num_steps = _floats(fitted.metrics), index(fitted.num_examples), index(fitted.num_steps)
-        delta: arrays.Params = arrays.subtract(fitted.model, {**start.params, **start.buffers})
+        delta: Params = arrays.subtract(fitted.model, {**start.params, **start.buffers})
         delta, _ = transform.apply(delta, transform.init(delta), generator(task.seed, "on_client"))
         self._pending = {task.number: fitted.client_state}
         update = Update(task, delta, num_examples, num_steps, metrics, fitted.extra)
