@@ -1,6 +1,7 @@
 """A client's key: made at its first start, kept in its state folder, never sent."""
 
 import os
+import tempfile
 from pathlib import Path
 
 from cryptography.hazmat.primitives import serialization
@@ -37,26 +38,24 @@ def load_or_create_key(state_dir: Path) -> ec.EllipticCurvePrivateKey:
 
 def _create(path: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(pem)
-        file.flush()
-        os.fsync(file.fileno())
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # readable by its owner only
     try:
-        os.link(temporary, path)  # unlike a rename, never replaces the key of another process that was quicker
-    except FileExistsError:
-        pass
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(pem)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temporary, path)  # unlike a rename, never replaces the key of another process that was quicker
+        except FileExistsError:
+            return
+        except OSError:  # a file system without hard links
+            os.rename(temporary, path)
     finally:
-        temporary.unlink()
+        Path(temporary).unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
 def public_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     """The public key in PEM, which is how Flower knows a node."""
-    return key.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    return key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
