@@ -27,7 +27,7 @@ def load_or_create_key(state_dir: Path) -> ec.EllipticCurvePrivateKey:
         key = serialization.load_pem_private_key(path.read_bytes(), password=None)
     except OSError as error:
         raise ConfigError(
-            f"client.state_dir={state_dir}: {error.strerror}: a client keeps its key there and needs a folder it can write"
+            f"client.state_dir={state_dir}: {error.strerror}: a client keeps its key there: name one it can write"
         ) from None
     except ValueError:
         raise ConfigError(f"{path} is not a private key: restore it, or delete it to join under a new id") from None
