@@ -14,6 +14,8 @@ from types import FrameType
 from fedtrain.config import Config, build_strategy, build_trainer, main
 from fedtrain.errors import ConfigError
 from fedtrain.run_folder import prepare_run_folder
+from fedtrain.security.allow import AllowList, require_listed
+from fedtrain.security.tls import ServerCertificate, require_encrypted
 from fedtrain.training import Training
 
 _INTERRUPTED = 130
@@ -23,24 +25,15 @@ _INTERRUPTED = 130
 @main
 def server(config: Config) -> int:
     """Wait for clients, run the rounds, keep the model."""
+    _stop_on_signals()
+    wanted, (certificate, allow) = config.server, _protection(config)
     from fedtrain.flower.fleet import FlowerFleet, new_run_id
     from fedtrain.flower.server import serving
-    from fedtrain.security.allow import AllowList, require_listed
-    from fedtrain.security.tls import ServerCertificate, require_encrypted
 
-    _stop_on_signals()
-    wanted = config.server
-    certificate = ServerCertificate(wanted.certificate, wanted.key) if wanted.certificate and wanted.key else None
-    allow = AllowList(config.clients.allow) if config.clients.allow else None
-    # Asked here as well as by `serving`, so that a refusal leaves the files of an earlier run where they are.
-    require_encrypted(wanted.host, certificate=certificate is not None, insecure=wanted.insecure)
-    require_listed(wanted.host, listed=allow is not None, anyone=config.clients.open)
     strategy, trainer = build_strategy(config), build_trainer(config, partition=None)
     folder = prepare_run_folder(Path(config.run_dir))
     with Training(config, strategy, trainer, folder, run=new_run_id()) as training:
-        fleet = FlowerFleet(
-            training.run, folder, lost_after_s=wanted.lost_after_s, report=training.report, allow=allow
-        )
+        fleet = FlowerFleet(training.run, folder, lost_after_s=wanted.lost_after_s, report=training.report, allow=allow)
         with serving(
             fleet,
             wanted.host,
@@ -107,6 +100,19 @@ def client(config: Config) -> int:
         print(f"error: {member.status.error}", file=sys.stderr, flush=True)
         return 1
     return 0
+
+
+def _protection(config: Config) -> tuple[ServerCertificate | None, AllowList | None]:
+    """The server's certificate and its list of clients.
+
+    What `serving` would refuse is refused here, before the files of an earlier run are moved.
+    """
+    server = config.server
+    certificate = ServerCertificate(server.certificate, server.key) if server.certificate and server.key else None
+    allow = AllowList(config.clients.allow) if config.clients.allow else None
+    require_encrypted(server.host, certificate=certificate is not None, insecure=server.insecure)
+    require_listed(server.host, listed=allow is not None, anyone=config.clients.open)
+    return certificate, allow
 
 
 def _default_id(partition: int | None) -> str:

@@ -167,7 +167,7 @@ class Line:
             if stale and attempt == 0 and not self.interrupted:
                 # A kept connection that the server has closed meanwhile; requests can be repeated.
                 return self._once(method, path, body, headers, timeout_s, 1)
-            raise Unavailable(f"{self.address}: {self._explain(error)}") from None
+            raise Unavailable(f"{self.address}: {self._explain(error, fresh)}") from None
 
     def _connect(self) -> None:
         sock = self._connection.sock = _connected(self._host, self._port, self._interrupted)
@@ -179,10 +179,13 @@ class Line:
                 sock.settimeout(_CONNECT_TIMEOUT_S)
                 sock.do_handshake()
 
-    def _explain(self, error: Exception) -> str:
+    def _explain(self, error: Exception, fresh: bool) -> str:
         if isinstance(error, ssl.SSLError):
             return self._trust.explain(error, self._host)
-        return str(error) or type(error).__name__
+        text = str(error) or type(error).__name__
+        if self._tls is None and fresh and isinstance(error, (http.client.BadStatusLine, ConnectionResetError)):
+            return f"{text} (to plain text; does it speak TLS? then set server.ca)"
+        return text
 
 
 def _connected(host: str, port: int, interrupted: threading.Event) -> socket.socket:

@@ -167,7 +167,7 @@ def test_a_client_checks_the_chain_and_the_host_and_takes_no_old_protocol(made: 
     assert server.minimum_version is ssl.TLSVersion.TLSv1_2
     old = ssl.create_default_context(cafile=made.ca)
     old.set_ciphers("DEFAULT:@SECLEVEL=0")
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
         old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
     with pytest.raises(ssl.SSLError):
         shake_hands(server, old)
