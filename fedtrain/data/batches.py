@@ -48,7 +48,7 @@ def num_steps(numbers: Mapping[str, float], batches_per_epoch: int) -> int:
     """
     if "steps" in numbers:
         return math.ceil(positive(numbers, "steps", 1))
-    # 1.1 epochs of 10 batches are 11 batches, though the product is a little more in floating point.
+    # 0.07 epochs of 100 batches are 7, though the product is a little more in floating point.
     return math.ceil(round(positive(numbers, "epochs", 1) * batches_per_epoch, 6)) or 1
 
 

@@ -42,10 +42,17 @@ def test_num_batches_counts_what_batches_cuts(num_examples, batch_size, keep_sin
 
 @pytest.mark.parametrize(
     ("numbers", "steps"),
-    [({}, 10), ({"epochs": 3}, 30), ({"epochs": 1.1}, 11), ({"epochs": 0.01}, 1), ({"steps": 4, "epochs": 3}, 4)],
+    [
+        ({}, 100),
+        ({"epochs": 3}, 300),
+        ({"epochs": 0.07}, 7),
+        ({"epochs": 0.071}, 8),
+        ({"epochs": 1e-9}, 1),
+        ({"steps": 4, "epochs": 3}, 4),
+    ],
 )
 def test_steps_come_from_the_task(numbers, steps):
-    assert num_steps(numbers, batches_per_epoch=10) == steps
+    assert num_steps(numbers, batches_per_epoch=100) == steps
 
 
 @pytest.mark.parametrize("numbers", [{"epochs": 0}, {"steps": -1}, {"epochs": float("nan")}])

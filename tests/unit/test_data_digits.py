@@ -47,7 +47,7 @@ def test_the_held_out_set_is_the_same_for_every_seed_and_number_of_clients():
 
 
 def test_the_partition_varies_with_the_seed():
-    one, other = digits.load(0, 5, 0).train, digits.load(0, 5, 1).train
+    one, other = (digits.load(0, 5, seed, client_test_fraction=0.0).train for seed in (0, 1))
     assert keys(one) != keys(other)
 
 
