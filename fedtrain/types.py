@@ -30,7 +30,7 @@ class Capacity:
     devices: tuple[str, ...] = ("cpu",)
     """Kinds of devices a trainer can use, such as ``cuda:0``, ``mps``, ``cpu``."""
     device_memory_bytes: int = 0
-    """Memory of all accelerators together; 0 without one."""
+    """Memory of all accelerators together; 0 without one, or before torch has been imported."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,11 @@ class Local(NamedTuple):
 
 
 class ClientHalf(NamedTuple):
-    """The client's half, the same for NumPy, torch and vectorised engines."""
+    """The client's half, the same for NumPy, torch and vectorised engines.
+
+    `numbers` are those of the task, with what is in force on this client: ``learning_rate``, ``batch_size`` and
+    ``num_steps``.
+    """
 
     correct: Callable[[Tensors, Tensors, Tensors, Tensors, State, Mapping[str, float]], Tensors]
     """(gradient, params, start, payload, client_state, numbers) -> the gradient to step along."""
