@@ -63,6 +63,13 @@ def test_an_impossible_number_of_examples_is_invalid_wherever_it_stands(num_exam
         assert found.reason == f"{num_examples} examples, expected 0 to 2**53"
 
 
+def test_a_second_payload_that_is_not_finite_is_invalid() -> None:
+    good = ok(task_of(), GOOD)
+    assert good.update is not None
+    found = checked(replace(good, update=replace(good.update, extra={"c": np.array([np.nan])})), START)
+    assert (found.kind, found.reason.split()[0]) == ("invalid", "'c'")
+
+
 def test_an_answer_to_an_evaluation_needs_no_update() -> None:
     measured = Outcome(task_of(kind="evaluate"), "ok", metrics={"loss": 1.0}, num_examples=3)
     assert checked(measured, START) is measured

@@ -282,6 +282,22 @@ def test_a_client_that_is_lost_and_not_back_at_the_deadline_stays_lost_and_is_no
     assert fleet.now == 10
 
 
+def test_a_client_that_was_lost_before_others_were_asked_again_is_not_waited_for_after_it() -> None:
+    cohort = cohort_of(2, quorum=1, retry=True, deadline_s=10.0)
+    fleet = answering({0: (1, "lost")}, {1: (3, "ok")})
+    outcomes = list(opened(cohort, fleet))
+    assert kinds(outcomes) == ["lost", "ok"]
+    assert outcomes[0].reason == "it was lost"
+    assert fleet.given == [Given(0, (0, 1)), Given(1, (0,)), Given(10, (0, 1))]
+    assert fleet.now == 13
+
+
+def test_who_was_asked_again_is_waited_for_like_anybody_else() -> None:
+    cohort = cohort_of(3, quorum=2, retry=True, deadline_s=100.0)
+    fleet = answering({0: (1, "failed"), 1: (2, "ok"), 2: (3, "failed")}, {2: (1, "ok"), 0: (5, "ok")})
+    assert kinds(opened(cohort, fleet)) == ["ok", "ok", "ok"]
+
+
 def test_with_its_quorum_a_retrying_round_accepts_that_others_failed() -> None:
     cohort = cohort_of(3, quorum=2, retry=True, deadline_s=100.0)
     fleet = answering({0: (1, "failed"), 1: (2, "ok"), 2: (3, "ok")})

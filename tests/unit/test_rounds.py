@@ -341,8 +341,16 @@ def test_the_selector_may_choose_fewer_than_asked() -> None:
 def test_a_quorum_above_the_number_of_chosen_clients_skips_the_round_and_is_not_tried_for_ever(
     under_quorum: Any,
 ) -> None:
+    asked = list[int]()
+
+    def broken(start: Start, work: Any) -> None:
+        if work.round in asked:
+            pytest.fail("asked again")
+        asked.append(work.round)
+        raise ValueError
+
     strategy = strategy_of(select=uniform(1))
-    fleet = memory(a=Adder(1.0), b=Adder(1.0), c=Adder(fit=raising(ValueError(), rounds=[1, 2])))
+    fleet = memory(a=Adder(fit=broken), b=Adder(fit=broken))
     settings = CohortSettings(answers=2, under_quorum=under_quorum)
     events = Events()
     state = run(strategy, fleet, first_state(strategy, MODEL, 0), rounds=2, settings=settings, report=events)
