@@ -220,8 +220,6 @@ class FlowerFleet:
                 self._ids = {id: holder for id, holder in self._ids.items() if holder != public} | {info.id: public}
                 self._save_ids()
             known = self._members.get(info.id)
-            if known is not None and known.key != key:  # its key was lost, and replaced in the list
-                self._by_key.pop(known.key, None)
             member = Member(info, key, self.broker.node(key), time.monotonic())
             if known is not None:
                 member.verdicts = known.verdicts
@@ -234,10 +232,10 @@ class FlowerFleet:
             return member
 
     def is_member(self, member: Member) -> bool:
-        """Whether this is still how the client is known: not revoked, and not come back since."""
+        """Whether a client that was one when its request began still is: it may have been revoked since."""
         with self._lock:
             self._revoke()
-            return self._by_key.get(member.key) is member
+            return member.key in self._by_key
 
     def member(self, key: bytes) -> Member | None:
         """The client that holds a key, and that it was heard of now."""
@@ -335,7 +333,7 @@ class FlowerFleet:
         """What an answer to a task would be, before it is read; "taken" means that it is wanted."""
         with self._lock:
             given = self._given.get(number)
-            if run != self.run:
+            if run != self.run or not self.is_member(member):
                 return "unknown"
             if given is None:
                 return "late" if self._closed.get(number) == member.info.id else "unknown"

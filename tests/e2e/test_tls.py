@@ -137,8 +137,9 @@ def made(tmp_path: Path) -> Made:
 
 
 @contextlib.contextmanager
-def handshakes_with(made: Made) -> Iterator[int]:
-    """A port that shakes hands with this certificate, whatever its dates, and does nothing else."""
+def handshakes_with(made: Made) -> Iterator[tuple[int, threading.Semaphore]]:
+    """A port that shakes hands with this certificate, whatever its dates; released at every attempt."""
+    attempts = threading.Semaphore(0)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(made.certificate, made.key)
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -149,13 +150,14 @@ def handshakes_with(made: Made) -> Iterator[int]:
                     connection, _ = listener.accept()
                 except OSError:
                     return
+                attempts.release()
                 with contextlib.suppress(OSError), context.wrap_socket(connection, server_side=True):
                     pass
 
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield listener.getsockname()[1]
+            yield listener.getsockname()[1], attempts
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             thread.join()
@@ -220,7 +222,7 @@ def test_a_client_says_that_the_certificate_has_expired_and_joins_once_it_is_ren
         patch.setattr(certificates, "datetime", LastYear)
         expired = make_certificates(tmp_path / "certificates")
     log = Log()
-    with handshakes_with(expired) as port:
+    with handshakes_with(expired) as (port, attempts):
         client = Client(
             Adds(1.0),
             server=f"localhost:{port}",
@@ -231,6 +233,7 @@ def test_a_client_says_that_the_certificate_has_expired_and_joins_once_it_is_ren
         )
         client.start()
         told = log.wait("its_disconnected")
+        assert all(attempts.acquire(timeout=PATIENCE_S) for _ in range(4))
     try:
         assert "its certificate (or its authority's) has expired: renew it" in told["reason"]
         renewed = make_certificates(tmp_path / "certificates", force=True)
@@ -371,6 +374,24 @@ def test_a_client_can_be_revoked_while_it_trains_and_the_round_goes_on(tmp_path:
         assert len(here.log.all("client_lost", client="bad")) == 1
         assert state.params["w"].tolist() == [1.0, 1.0, 1.0]  # without the revoked client's 5
         assert bad.status.rounds == 0
+
+
+def test_an_upload_that_ends_after_its_client_was_revoked_is_not_counted(tmp_path: Path, listed: Path) -> None:
+    size = 700_000
+    with site(tmp_path, listed=listed) as here, ThreadPoolExecutor() as pool:
+        original = here.fleet.max_answer_bytes
+
+        def revoke_meanwhile(number: int) -> int:  # asked when an upload begins
+            revoke(listed, "bad")
+            return original(number)
+
+        here.fleet.max_answer_bytes = revoke_meanwhile  # type: ignore[method-assign]
+        allow(listed, "bad", here.key("bad"))
+        bad = here.client("bad", trainer=Adds(5.0, size))
+        state = pool.submit(train, here.fleet, 1, connected=1, size=size).result(PATIENCE_S)
+        assert bad.wait(5.0)
+        assert (bad.status.phase, bad.status.rounds) == ("refused", 0)
+        assert (state.num_succeeded, state.params["w"].max()) == (0, 0.0)
 
 
 def test_a_revoked_client_that_only_waits_is_told_at_once(tmp_path: Path, listed: Path) -> None:
