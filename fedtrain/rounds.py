@@ -35,7 +35,10 @@ def run(
     save: Callable[[RunState], None] = lambda state: None,
     report: Report = quiet,
 ) -> RunState:
-    """Train until `rounds` rounds are finished, counting those that `state` already has."""
+    """Train until `rounds` rounds are finished, counting those that `state` already has.
+
+    `save` is called when a round is finished, and again once it is evaluated.
+    """
     while state.round < rounds:
         eligible = wait_for_clients(fleet, settings, state.round + 1, report)
         start = start_of(strategy, state)
@@ -43,6 +46,7 @@ def run(
         report_selected(cohort, report)
         began, seen = time.monotonic(), list[Outcome]()
         state = step(strategy, state, cohort, remembered(collect(cohort, fleet, start, report=report), seen))
+        save(state)
         settle(fleet, state.history[-1], seen)
         report_round(state.history[-1], time.monotonic() - began, report)
         state = evaluate(state, fleet)

@@ -276,7 +276,7 @@ def test_a_run_repeats_rounds_until_there_are_enough_and_saves_each() -> None:
     )
     assert state.params == {"w": 7.0}  # 1 + 3 * (1 + 3) / 2
     assert state.buffers == {"n": 8}  # each round's clients say: one more
-    assert saved == [1, 2, 3]
+    assert saved == [1, 1, 2, 2, 3, 3]  # when a round is finished, and once it is evaluated
     assert state.next_task == 6
 
 
@@ -375,7 +375,7 @@ def test_an_interruption_leaves_the_last_saved_state_usable() -> None:
     strategy, saved = strategy_of(), list[RunState]()
     with pytest.raises(KeyboardInterrupt):
         run(strategy, fleet, first_state(strategy, MODEL, 0), rounds=5, settings=CohortSettings(), save=saved.append)
-    assert [state.round for state in saved] == [1, 2]
+    assert [state.round for state in saved] == [1, 1, 2, 2]
     again = memory(a=Adder(1.0), b=Adder(1.0))
     state = run(strategy, again, saved[-1], rounds=5, settings=CohortSettings())
     undisturbed = run(
@@ -387,6 +387,24 @@ def test_an_interruption_leaves_the_last_saved_state_usable() -> None:
     )
     assert state.model_digest == undisturbed.model_digest
     assert state.history == undisturbed.history
+
+
+def test_an_interruption_of_the_evaluation_does_not_cost_the_finished_round() -> None:
+    def interrupted(state: RunState, fleet: Any) -> RunState:
+        raise KeyboardInterrupt
+
+    saved = list[RunState]()
+    with pytest.raises(KeyboardInterrupt):
+        run(
+            strategy_of(),
+            memory(a=Adder(1.0)),
+            first_state(strategy_of(), MODEL, 0),
+            rounds=2,
+            settings=CohortSettings(),
+            evaluate=interrupted,
+            save=saved.append,
+        )
+    assert [state.round for state in saved] == [1]
 
 
 # Waiting for clients
