@@ -81,7 +81,7 @@ class _Collection:
             return
         if number not in self.waiting and number not in self.unusable:
             return  # a repeated answer
-        outcome = checked(outcome, self.start)
+        outcome = checked(outcome, self.start, self.cohort)
         self.tell(outcome)
         if outcome.kind == "lost" and self.may_retry():
             self.unusable[number] = outcome

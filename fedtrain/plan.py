@@ -28,6 +28,10 @@ class CohortSettings:
     """Time that the others have once enough have answered, >= 0; None: until the deadline."""
     under_quorum: Literal["skip", "retry"] = "skip"
     """With too few answers: leave the model as it is, or ask the same clients for the same work again."""
+    max_update_norm: float | None = None
+    """An update with a larger L2 norm over all its floating-point arrays is invalid, > 0; None: any may be."""
+    max_examples: int | None = None
+    """An answer that counts more examples is invalid, >= 1; None: up to 2**53."""
 
     @property
     def needed(self) -> int:
@@ -76,6 +80,8 @@ def plan(
         # Asking fewer clients than the quorum again and again would never end.
         retry=settings.under_quorum == "retry" and quorum <= len(tasks),
         entropy=derived_seed(state.seed, "server", round),
+        max_update_norm=settings.max_update_norm,
+        max_examples=settings.max_examples,
     )
 
 
@@ -106,4 +112,5 @@ def plan_evaluation(state: RunState, clients: Sequence[ClientInfo], settings: Co
         grace_s=settings.grace_s,
         retry=False,
         entropy=0,
+        max_examples=settings.max_examples,
     )

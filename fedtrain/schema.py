@@ -101,6 +101,10 @@ class Cohort:
     """Seconds that the others still have once enough have answered, >= 0; null: until the deadline."""
     under_quorum: str
     """With too few answers: ``skip`` the round (the model stays) or ``retry`` it (the same plan, asked again)."""
+    max_update_norm: float | None
+    """An update with a larger L2 norm over all its floating-point arrays is invalid, > 0; null: any may be."""
+    max_examples: int | None
+    """An answer that counts more examples is invalid, >= 1; null: up to 2**53."""
 
     def check(self) -> None:
         """Raise a `ConfigError` if a value is impossible."""
@@ -119,6 +123,12 @@ class Cohort:
         if self.grace_s is not None:
             require(0 <= self.grace_s < float("inf"), "cohort.grace_s", "seconds >= 0, or null", self.grace_s)
         _require_choice("cohort.under_quorum", self.under_quorum, "skip", "retry")
+        norm, examples = self.max_update_norm, self.max_examples
+        if norm is not None:
+            require(0 < norm < float("inf"), "cohort.max_update_norm", "a number > 0, or null", norm)
+        if examples is not None:
+            allowed = "a number of examples in [1, 2**53], or null"
+            require(1 <= examples <= 2**53, "cohort.max_examples", allowed, examples)
 
 
 @dataclass

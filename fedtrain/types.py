@@ -86,6 +86,10 @@ class Cohort:
     """Below the quorum: ask again (True) or skip the round (False)."""
     entropy: int
     """All server randomness of the round comes from it."""
+    max_update_norm: float | None = None
+    """An update with a larger L2 norm is invalid; None: any may be."""
+    max_examples: int | None = None
+    """An answer that counts more examples is invalid; None: up to 2**53."""
 
 
 @dataclass(frozen=True)

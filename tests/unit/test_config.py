@@ -55,6 +55,8 @@ def test_without_arguments_the_documented_defaults_hold() -> None:
         "deadline_s": 600.0,
         "grace_s": None,
         "under_quorum": "skip",
+        "max_update_norm": None,
+        "max_examples": None,
     }
     assert dataclasses.asdict(config.evaluation) == {"where": "server", "every": 1}
     assert (config.partition, config.num_partitions, config.initial_model) == (None, 1, None)
@@ -114,6 +116,11 @@ def test_the_command_line_wins_over_the_experiment() -> None:
         ("cohort.answers=0", "cohort.answers: expected a number of clients >= 1, or null, found 0"),
         ("cohort.deadline_s=nan", "cohort.deadline_s: expected seconds > 0, found nan"),
         ("cohort.grace_s=-1", "cohort.grace_s: expected seconds >= 0, or null, found -1.0"),
+        ("cohort.max_update_norm=0", "cohort.max_update_norm: expected a number > 0, or null, found 0.0"),
+        (
+            "cohort.max_examples=0",
+            "cohort.max_examples: expected a number of examples in [1, 2**53], or null, found 0",
+        ),
         ("cohort.under_quorum=wait", "cohort.under_quorum: expected one of skip, retry, found 'wait'"),
         ("evaluation.where=here", "evaluation.where: expected one of server, clients, both, none, found 'here'"),
         ("evaluation.every=0", "evaluation.every: expected a number of rounds >= 1, found 0"),
@@ -315,7 +322,7 @@ def test_the_help_names_every_key() -> None:
     groups = {"strategy", "model", "data", "trainer"}
     slots = {"selection", "local", "on_client", "aggregation", "on_server", "server_optimizer"}
     names = [name for name in keys(compose([])) if name not in groups | slots]
-    assert len(names) == 27
+    assert len(names) == 29
     for name in [*names, "model.initial", "data.partition", "data.num_partitions"]:
         assert re.search(rf"^  {re.escape(name)} ", text, re.MULTILINE), name
 
