@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 import httpx
@@ -22,13 +23,17 @@ from fedtrain.types import ClientInfo, Outcome, Start, Task
 
 _FIRST_POLL_S = 0.05
 _POLL_GROWTH = 1.5
-_ENROL_AGAIN_S = 30.0
-"""Pause before a node whose enrolment failed is asked again."""
+_ASK_AGAIN_S = 30.0
+"""Pause before a node that was refused is asked again who it is."""
+_UNANSWERED_S = 180.0
+"""When a node that has not answered is asked again: its process may have been started anew, without the question."""
 _TTL_S = 7 * 86_400.0
 """Deadlines are the round's business: a message outlives every reasonable one. Flower counts by the wall clock."""
 _MAX_VERDICTS = 16
 _MAX_CLOSED = 1000
-"""As many messages are still looked for after their task was settled, so that late answers are known as such."""
+"""As many messages are still looked for after their task was settled, so that late answers are known as such; few at a
+time, since some are never answered."""
+_CLOSED_AT_ONCE = 16
 _MESSAGES_AT_ONCE = 16
 """Messages sent in one request."""
 _UNREACHED = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
@@ -172,7 +177,10 @@ class GridFleet:
         that came with it; and no more than one update is held before it is asked for.
         """
         news = False
-        for message in [*self._queries, *self._sent, *self._closed]:
+        closed = list(islice(self._closed, _CLOSED_AT_ONCE))
+        for message in closed:  # to the end: next time it is the others' turn
+            self._closed[message] = self._closed.pop(message)
+        for message in [*self._queries, *self._sent, *closed]:
             try:
                 replies = list(self._grid.pull_messages([message]))
             except httpx.HTTPError:  # the SuperLink can't be reached: nobody's reply is to blame
@@ -214,16 +222,17 @@ class GridFleet:
         return True
 
     def _ask_who_they_are(self) -> None:
-        known = {*self._queries.values(), *(node for node, _ in self._members.values())}
-        now = self._clock()
+        known, now = {node for node, _ in self._members.values()}, self._clock()
         asked = [node for node, ask_at in self._nodes.items() if node not in known and ask_at <= now]
         messages = [Message(RecordDict(), node, MessageType.QUERY) for node in asked]
         for node, message in zip(asked, self._push(messages), strict=True):
-            self._nodes[node] = now + _ENROL_AGAIN_S
+            self._nodes[node] = now + (_ASK_AGAIN_S if message is None else _UNANSWERED_S)
             if message is not None:
                 self._queries[message] = node
 
     def _enrol(self, node: int, reply: Message) -> None:
+        if any(its == node for its, _ in self._members.values()):  # it was asked twice, and has answered before
+            return
         try:
             if reply.has_error():
                 raise ConnectionRefused(_error_text(reply))
@@ -231,7 +240,7 @@ class GridFleet:
             if info.id in self._members:
                 raise ConnectionRefused(f"client id {info.id!r} is that of another node: give each its own client-id")
         except ConnectionRefused as error:
-            self._report("client_refused", node=str(node), reason=str(error))
+            self._refuse(node, str(error))
             return
         self._members[info.id] = (node, info)
         self._changes += 1
@@ -243,6 +252,10 @@ class GridFleet:
             # A node that was away may have lost its task, and Flower does not send a message twice.
             if given.task.client == info.id and given.phase == "sent":
                 given.phase = "wanted"
+
+    def _refuse(self, node: int, reason: str) -> None:
+        self._nodes[node] = self._clock() + _ASK_AGAIN_S
+        self._report("client_refused", node=str(node), reason=reason)
 
     # Tasks and their answers
 
@@ -290,7 +303,7 @@ class GridFleet:
     def _unreadable(self, message: str, error: str) -> None:
         self._closed.pop(message, None)
         if (node := self._queries.pop(message, None)) is not None:
-            self._report("client_refused", node=str(node), reason=f"its enrolment cannot be read: {error}")
+            self._refuse(node, f"its enrolment cannot be read: {error}")
         if (number := self._sent.pop(message, None)) is not None and self._given[number].phase == "sent":
             self._end(self._given[number], "invalid", f"the reply cannot be read: {error}"[:2000])
 

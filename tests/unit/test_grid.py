@@ -1,7 +1,11 @@
 """GridFleet over a grid in this process, and what travels over it."""
 
+import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import ml_dtypes
@@ -16,15 +20,17 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedtrain.client.trainer import Fitted, Work
 from fedtrain.config import build_strategy, build_trainer, compose
 from fedtrain.errors import ParamsError
 from fedtrain.evaluate import evaluation
 from fedtrain.fleet import MemoryFleet
 from fedtrain.fleet.fleet import Fleet
 from fedtrain.flower import records
-from fedtrain.flower.app import client_app
+from fedtrain.flower.app import client_app, server_app
 from fedtrain.flower.grid import GridFleet
 from fedtrain.flower.memory import NodeMemory
+from fedtrain.params import digest, read_file
 from fedtrain.rounds import first_state, run
 from fedtrain.state import RunState, start_digest
 from fedtrain.testing import task_of
@@ -341,6 +347,39 @@ def test_an_answer_after_its_task_was_settled_is_late_once() -> None:
     assert fleet.receive(30.0) is None
 
 
+def sent_twice() -> tuple[GridFleet, LocalGrid]:
+    fleet, grid, clock, _ = fleet_of({7: node("a", silent)})
+    fleet.give([task()], START)
+    clock.at += [(102.0, lambda: grid.nodes.pop(7)), (104.0, lambda: grid.nodes.update({7: node("a", silent)}))]
+    assert fleet.receive(10.0) is None
+    assert grid.tasks() == [(7, 0), (7, 0)]
+    return fleet, grid
+
+
+def test_late_answers_to_two_sendings_of_a_task_are_one_outcome() -> None:
+    fleet, grid = sent_twice()
+    fleet.settle(task(), False)
+    for message in grid.pushed:
+        if message.metadata.message_type == "train":
+            grid.answer(message.metadata.message_id, trained(message))
+    outcome = fleet.receive(10.0)
+    assert outcome is not None
+    assert outcome.kind == "late"
+    assert fleet.receive(60.0) is None
+
+
+def test_the_second_answer_to_a_task_that_was_counted_is_not_late() -> None:
+    fleet, grid = sent_twice()
+    first, _, second = grid.pushed[1:]  # the one between asks the node again who it is
+    grid.answer(first.metadata.message_id, trained(first))
+    outcome = fleet.receive(10.0)
+    assert outcome is not None
+    assert outcome.kind == "ok"
+    fleet.settle(task(), True)
+    grid.answer(second.metadata.message_id, trained(second))
+    assert fleet.receive(60.0) is None
+
+
 def test_a_message_that_the_superlink_does_not_take_is_a_lost_task() -> None:
     fleet, grid, _, _ = fleet_of({7: node("a")})
     grid.refuses = True
@@ -425,6 +464,38 @@ def test_a_node_that_cannot_say_who_it_is_is_refused_and_asked_again_later(answe
     assert [client.id for client in fleet.clients()] == ["a"]
 
 
+def test_a_node_that_does_not_answer_is_asked_again_and_enrols_once() -> None:
+    fleet, grid, _, seen = fleet_of({7: silent})
+    fleet.wait(170.0)
+    assert len(grid.pushed) == 1
+    fleet.wait(20.0)
+    assert len(grid.pushed) == 2
+    for message in grid.pushed:
+        grid.answer(message.metadata.message_id, enrolment(message, "a"))
+    fleet.wait(10.0)
+    assert fleet.receive(400.0) is None
+    assert [client.id for client in fleet.clients()] == ["a"]
+    assert seen.names() == ["client_connected"]
+    assert len(grid.pushed) == 2
+
+
+def test_a_late_answer_is_found_among_many_that_never_come_without_looking_for_all_at_once() -> None:
+    fleet, grid, clock, _ = fleet_of({7: node("a", silent)}, max_poll_s=1.0)
+    tasks = [task(number) for number in range(100)]
+    fleet.give(tasks, START)
+    for each in tasks:
+        fleet.settle(each, False)
+    grid.answer(grid.pushed[-1].metadata.message_id, trained(grid.pushed[-1]))
+    before = grid.num_pulls
+    assert fleet.receive(0.0) is None
+    clock.now += 1.0
+    assert fleet.receive(0.0) is None
+    assert grid.num_pulls - before == 16
+    outcome = fleet.receive(20.0)
+    assert outcome is not None
+    assert (outcome.kind, outcome.task.number) == ("late", 99)
+
+
 # What travels
 
 
@@ -478,6 +549,7 @@ def npy(descr: str, shape: str, data: bytes = b"") -> bytes:
         ("numpy.ndarray", npy("'<f4'", "(((("), "its header is not NumPy's"),
         ("numpy.ndarray", npy("'<f4'", "(10**15,)".replace("10**15", str(10**15)), b"1234"), "has 4 bytes for shape"),
         ("numpy.ndarray", npy("'<f4'", "(-1,)", b"1234"), "has 4 bytes for shape"),
+        ("numpy.ndarray", npy("'<f4'", "(-1, -1)", b"1234"), "has 4 bytes for shape"),
         ("numpy.ndarray", npy("'<f4'", "(1,)", b"12345"), "has 5 bytes for shape"),
         ("numpy.ndarray", npy("'>f4'", "(1,)", b"1234"), "its dtype is >f4"),
         ("numpy.ndarray", npy("'|O'", "(1,)", b"1234"), "its dtype is object"),
@@ -612,3 +684,65 @@ def test_a_start_that_changed_on_its_way_is_a_failed_outcome() -> None:
     assert outcome is not None
     assert outcome.kind == "failed"
     assert "it changed on its way" in outcome.reason
+
+
+class CountingTrainer:
+    """Remembers how often it has trained with an update that counted; and says so."""
+
+    num_examples = 10
+    local_algorithms = ("sgd_epochs",)
+
+    def __init__(self, model: Any, data: Any) -> None: ...
+
+    def initial(self, seed: int) -> Start:
+        return START
+
+    def fit(self, start: Start, work: Work) -> Fitted:
+        (before,) = work.client_state or (np.zeros(1),)
+        model = {**start.params, **start.buffers}
+        return Fitted(model, 10, metrics={"before": float(before[0])}, client_state=(before + 1,))
+
+    def evaluate(self, model: Any) -> None:
+        return None
+
+
+def test_a_client_goes_on_from_what_it_remembers_of_its_last_counted_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    counting = ModuleType("counting")
+    counting.Trainer, counting.load = CountingTrainer, dict  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "counting", counting)
+    own = ("trainer=custom", "trainer._target_=counting.Trainer", "data=custom", "data._target_=counting.load")
+    fleet, _, _, _ = fleet_of({7: app_node(client_app(own), {}, {"client-id": "a"})})
+    before = []
+    for number, counted in enumerate([True, False, True]):
+        fleet.give([task(number)], START)
+        outcome = fleet.receive(5.0)
+        assert outcome is not None
+        before.append(outcome.metrics.get("before", outcome.reason))
+        fleet.settle(task(number), counted)
+    assert before == [0.0, 1.0, 1.0]
+
+
+# The server app
+
+
+def serve(grid: LocalGrid, run_dir: Path, *overrides: str) -> dict[str, Any]:
+    words = " ".join(
+        (*OVERRIDES, f"run_dir='{run_dir}'", "display=none", "rounds=1", "evaluation.where=server", *overrides)
+    )
+    server_app()(grid, Context(5, SUPERLINK_NODE_ID, {}, RecordDict(), {"overrides": words}))
+    result: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
+    return result
+
+
+def test_the_server_app_leaves_what_a_server_leaves(tmp_path: Path) -> None:
+    nodes = {10 + part: app_node(client_app(OVERRIDES), {}, {"partition-id": part}) for part in range(2)}
+    result = serve(LocalGrid(nodes), tmp_path / "a run")
+    assert (result["status"], result["rounds_completed"], result["run"]) == ("completed", 1, "5")
+    assert result["model_digest"] == digest(read_file(tmp_path / "a run" / "model.safetensors"))
+    assert (tmp_path / "a run" / "events.jsonl").exists()
+
+
+def test_a_run_that_fails_raises_so_that_flower_knows(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="the run has failed: no round succeeded"):
+        serve(LocalGrid({}), tmp_path, "cohort.connect_deadline_s=0.01")
+    assert json.loads((tmp_path / "result.json").read_text())["status"] == "failed"
