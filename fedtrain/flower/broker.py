@@ -33,12 +33,12 @@ class Broker:
             raise FedtrainError("Flower's link state did not start the run: is flwr a tested release (1.42)?")
 
     def node(self, public_key: bytes) -> int:
-        """The node of a key, created if there is none, and online from now on."""
+        """The node of a key, created and online for good if there is none."""
         node = self._state.get_node_id_by_public_key(public_key)
         if node is None:
             node = self._state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key, _ONLINE_S)
-        self._state.deactivate_node(node)  # one that is online can't be activated
-        self._state.activate_node(node, _ONLINE_S)
+            if not self._state.activate_node(node, _ONLINE_S):
+                raise FedtrainError("Flower's link state did not activate a node: is flwr a tested release (1.42)?")
         return node
 
     def put(self, message: Message) -> None:

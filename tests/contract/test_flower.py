@@ -4,6 +4,7 @@ import ast
 import importlib
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, PushMessagesRequest, PushMessagesResponse
 from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.linkstate import LinkState
+from flwr.supercore.constant import NodeStatus
 from flwr.supercore.protobuf.client import ProtobufRequestContext
 from flwr.supercore.run import RunStatus
 from flwr.superlink.routers.fleet.node_auth import authenticate_node
@@ -118,11 +120,12 @@ def test_a_key_can_be_registered_once_only(broker: Broker, state: LinkState) -> 
         state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_pem(KEY), 30.0)
 
 
-def test_a_node_that_is_online_can_be_activated_only_after_it_was_deactivated(broker: Broker, state: LinkState) -> None:
+def test_a_node_is_online_for_good(broker: Broker, state: LinkState) -> None:
     node = broker.node(public_pem(KEY))
-    assert not state.activate_node(node, 30.0)
-    assert state.deactivate_node(node)
-    assert state.activate_node(node, 30.0)
+    (info,) = state.get_node_info(node_ids=[node])
+    assert info.status == NodeStatus.ONLINE
+    assert info.online_until > (datetime.now(UTC) + timedelta(days=10_000)).timestamp()
+    assert not state.activate_node(node, 30.0), "which needs no second activation"
 
 
 def test_an_instruction_is_given_to_its_node_once(broker: Broker) -> None:

@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -351,6 +353,29 @@ def test_an_address_that_is_none_is_refused_when_the_client_is_made(tmp_path: Pa
         Client(Adds(1.0), server=address, client_id="a", state_dir=tmp_path)
 
 
+@pytest.mark.parametrize("status", [302, 400, 403, 404, 413, 500, 503])
+def test_what_something_between_answers_is_never_final_and_makes_no_client_hurry(tmp_path: Path, status: int) -> None:
+    requests: list[str] = []
+
+    class Between(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            requests.append(self.path)
+            self.send_error(status)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Between) as proxy, ThreadPoolExecutor() as pool:
+        pool.submit(proxy.serve_forever)
+        address = f"127.0.0.1:{proxy.server_address[1]}"
+        with Client(Adds(1.0), server=address, client_id="a", state_dir=tmp_path) as client:
+            assert not client.wait(0.5)
+            assert client.status.phase == "connecting"
+            assert client.status.error
+        proxy.shutdown()
+    assert 1 < len(requests) < 10, "at pauses of 0.1, 0.2, 0.4 s at most"
+
+
 # Rounds.
 
 
@@ -416,7 +441,7 @@ class Wrong(Adds):
     ("mistake", "outcome", "reason"),
     [
         ("numpy numbers", "ok", ""),
-        ("metrics", "failed", "cannot be sent"),
+        ("metrics", "failed", "small"),
         ("extra", "failed", "complex64"),
         ("exit", "failed", "SystemExit: 3"),
         ("cancel", "failed", "Cancelled"),
@@ -527,6 +552,27 @@ def test_a_client_stops_while_it_uploads_to_a_server_that_hangs(
         assert uploading.wait(PATIENCE_S)
         assert_stops(client)
         result.result(PATIENCE_S)
+
+
+def test_an_upload_that_is_called_off_ends_at_once_and_the_client_is_ready_for_the_next_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploading, size, told = threading.Event(), 8_000_000, Log()
+    original = routes.Routes._store
+
+    async def hang_once(self: routes.Routes, request: Any, *args: Any) -> Any:
+        if uploading.is_set():
+            return await original(self, request, *args)
+        uploading.set()
+        await request.disconnected()  # reads on, but never answers
+        raise routes._Gone
+
+    monkeypatch.setattr(routes.Routes, "_store", hang_once)
+    with site(tmp_path) as here:
+        here.client("b", Adds(1.0, size), tell=told.tell)
+        state = train(here.fleet, 2, here.log, size, deadline_s=1.5)
+        told.wait("cancelled", round=1)
+    assert [record.num_ok for record in state.history] == [0, 1]
 
 
 def test_a_client_may_be_stopped_from_its_own_callback(tmp_path: Path) -> None:

@@ -226,6 +226,10 @@ def test_a_message_in_another_nodes_name_is_refused_and_has_no_effect(port: Port
     forged = wire.reply_message(asked, port.answer(task))
     assert a.push(forged).status == 403
     assert a.push(forged, node=b.node).status == 403
+    own = port.give(1, "a")
+    asked = a.pull().message
+    assert asked is not None
+    assert a.push(wire.reply_message(asked, port.answer(own)), node=b.node).status == 403
     assert port.outcomes() == []
 
 
@@ -375,17 +379,20 @@ def until_held(port: Port, client: str) -> None:
 
 
 def test_a_client_whose_connection_breaks_is_gone_at_once_without_an_error_in_the_log(
-    port: Port, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    a = port.caller()
-    assert [client.id for client in port.fleet.clients()] == ["a"]
-    poll = PullMessagesRequest(node=Node(node_id=a.node)).SerializeToString()
-    connection = http.client.HTTPConnection("127.0.0.1", port.port)
-    connection.request("POST", wire.PULL_PATH, poll, {**a.headers(), "fedtrain-poll": json.dumps({"run": a.run})})
-    until_held(port, "a")
-    connection.close()
-    port.fleet.wait(2.0)
-    assert port.fleet.clients() == []
+    fleet = FlowerFleet(new_run_id(), tmp_path)
+    with serving(fleet, "127.0.0.1", 0) as (_, bound):
+        port = Port(fleet, bound)
+        a = port.caller()
+        assert [client.id for client in fleet.clients()] == ["a"]
+        poll = PullMessagesRequest(node=Node(node_id=a.node)).SerializeToString()
+        connection = http.client.HTTPConnection("127.0.0.1", bound)
+        connection.request("POST", wire.PULL_PATH, poll, {**a.headers(), "fedtrain-poll": json.dumps({"run": a.run})})
+        until_held(port, "a")
+        connection.close()
+        fleet.wait(2.0)
+        assert fleet.clients() == []
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
