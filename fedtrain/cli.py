@@ -3,6 +3,7 @@
 Flower and torch are imported by the function that needs them, so that ``--help`` and a mistyped key answer at once.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ from types import FrameType
 
 from fedtrain.config import Config, build_strategy, build_trainer, main
 from fedtrain.errors import ConfigError
-from fedtrain.run_folder import prepare_run_folder
+from fedtrain.run_folder import run_folder
 from fedtrain.security.allow import AllowList, require_listed
 from fedtrain.security.tls import ServerCertificate, require_encrypted
 from fedtrain.training import Training
@@ -26,13 +27,17 @@ _INTERRUPTED = 130
 def server(config: Config) -> int:
     """Wait for clients, run the rounds, keep the model."""
     _stop_on_signals()
+    for chatty in ("alembic", "flwr", "uvicorn"):  # what they have to say is not the operator's business
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     wanted, (certificate, allow) = config.server, _protection(config)
     from fedtrain.flower.fleet import FlowerFleet, new_run_id
     from fedtrain.flower.server import serving
 
     strategy, trainer = build_strategy(config), build_trainer(config, partition=None)
-    folder = prepare_run_folder(Path(config.run_dir))
-    with Training(config, strategy, trainer, folder, run=new_run_id()) as training:
+    with (
+        run_folder(Path(config.run_dir)) as folder,
+        Training(config, strategy, trainer, folder, run=new_run_id()) as training,
+    ):
         fleet = FlowerFleet(training.run, folder, lost_after_s=wanted.lost_after_s, report=training.report, allow=allow)
         with serving(
             fleet,
@@ -62,8 +67,10 @@ def simulate(config: Config) -> int:
         )
     strategy, trainer = build_strategy(config), build_trainer(config, partition=None)
     clients = {_default_id(part): build_trainer(config, partition=part) for part in range(config.num_partitions)}
-    folder = prepare_run_folder(Path(config.run_dir))
-    with Training(config, strategy, trainer, folder, run="simulated") as training:
+    with (
+        run_folder(Path(config.run_dir)) as folder,
+        Training(config, strategy, trainer, folder, run="simulated") as training,
+    ):
         status = training.train(MemoryFleet(clients), address="")
     return _exit_status(status)
 

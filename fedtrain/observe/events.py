@@ -5,12 +5,16 @@ waiting           connected, needed
 client_connected  client, num_examples, tags
 client_returned   client
 client_lost       client, reason
+client_refused    client, reason
 selected          eligible, quorum, chosen: [{client, probability, work}]
 outcome           client, outcome, reason, seconds, task, kind ("train" or "evaluate"), num_examples, metrics
 retry             missing: [client], attempt
 round_finished    counted, asked, skipped (why; empty if it counted), seconds, metrics
 evaluated         where ("server" or "clients"), metrics, by_client: {client: metrics}
 run_finished      status ("completed", "failed" or "stopped"), rounds_completed, reason, model, digest, metrics
+
+and, where TLS or a list of clients is configured, certificate_renewed (expires), certificate_refused (reason),
+allow_list_changed (clients), allow_list_refused (reason).
 """
 
 import json

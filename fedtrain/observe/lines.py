@@ -23,7 +23,7 @@ class Lines:
         if event == "run_started":
             self._rounds = int(fields.get("rounds", 0))
         where = "" if not round else f"round {round}/{self._rounds}: " if self._rounds else f"round {round}: "
-        if event in ("client_connected", "client_returned", "client_lost", "waiting"):
+        if event in ("client_connected", "client_returned", "client_lost", "client_refused", "waiting"):
             where = ""
         self._write(where + line_of(event, fields))
 
@@ -55,6 +55,10 @@ def _client_returned(client: str, **rest: Any) -> str:
 
 def _client_lost(client: str, reason: str = "", **rest: Any) -> str:
     return f"client {client} lost" + (f": {reason}" if reason else "")
+
+
+def _client_refused(client: str, reason: str = "", **rest: Any) -> str:
+    return f"client {client} refused: {reason}"
 
 
 def _selected(chosen: Sequence[Mapping[str, Any]], eligible: int = 0, **rest: Any) -> str:
@@ -98,6 +102,7 @@ _LINES: Mapping[str, Callable[..., str]] = {
     "client_connected": _client_connected,
     "client_returned": _client_returned,
     "client_lost": _client_lost,
+    "client_refused": _client_refused,
     "selected": _selected,
     "outcome": _outcome,
     "retry": _retry,

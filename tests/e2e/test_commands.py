@@ -239,6 +239,15 @@ def test_an_impossible_setting_is_refused_before_anything_is_written(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_second_server_with_the_run_folder_of_a_running_one_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    with site(tmp_path, *NUMPY) as place:
+        place.server()
+        second = place.start("fedtrain-server", "run_dir=run", "server.port=0")
+        assert second.wait() == 2
+    assert "run_dir=run: a server or simulation that is running writes there" in second.output
+    assert not (tmp_path / "run" / "previous-1").exists()
+
+
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     with site(tmp_path, *NUMPY) as place:
         place.server()
