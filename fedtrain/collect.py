@@ -8,6 +8,7 @@ from dataclasses import replace
 from fedtrain.check import checked
 from fedtrain.fleet.fleet import Fleet
 from fedtrain.observe.events import Report, quiet
+from fedtrain.stored import rest
 from fedtrain.types import Cohort, Outcome, Start, Task
 
 _RETRY_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)
@@ -82,6 +83,8 @@ class _Collection:
         if number not in self.waiting and number not in self.unusable:
             return  # a repeated answer
         outcome = checked(outcome, self.start, self.cohort)
+        if outcome.update is not None:  # its turn may come much later
+            rest(outcome.update.delta, outcome.update.extra)
         self.tell(outcome)
         if outcome.kind == "lost" and self.may_retry():
             self.unusable[number] = outcome

@@ -15,6 +15,7 @@ import math
 import os
 import struct
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 
 import ml_dtypes
@@ -180,14 +181,25 @@ class Packed(Mapping[str, Array]):
     The library's own NumPy reader knows no bfloat16 and copies, so the (short) header is read here. Nothing in it is
     believed: every size is checked before an array is made.
 
+    Args:
+        buffer: Header and arrays.
+        where: Names the buffer in errors.
+        max_header_bytes: A longer header is refused before it is parsed: parsed, it takes many times its size.
+
     Raises:
         ParamsError: it is not a well-formed safetensors buffer.
     """
 
-    def __init__(self, buffer: "bytes | bytearray | memoryview | Array", *, where: str = "safetensors data") -> None:
+    def __init__(
+        self,
+        buffer: "bytes | bytearray | memoryview | Array",
+        *,
+        where: str = "safetensors data",
+        max_header_bytes: int = _MAX_HEADER_BYTES,
+    ) -> None:
         view = memoryview(buffer.data if isinstance(buffer, np.ndarray) else buffer)
         view = view.cast("B") if view.nbytes else memoryview(b"")
-        self._data, self._entries, self.metadata = _read_header(view, where)
+        self._data, self._entries, self.metadata = _read_header(view, where, max_header_bytes)
 
     def __getitem__(self, name: str) -> Array:
         dtype, shape, begin, end = self._entries[name]
@@ -205,15 +217,15 @@ class Packed(Mapping[str, Array]):
 _Entry = tuple[np.dtype, tuple[int, ...], int, int]
 
 
-def _read_header(view: memoryview, where: str) -> tuple[memoryview, dict[str, _Entry], dict[str, str]]:
+def _read_header(view: memoryview, where: str, max_bytes: int) -> tuple[memoryview, dict[str, _Entry], dict[str, str]]:
     def bad(found: str) -> ParamsError:
         return ParamsError(f"{where} is not a valid safetensors file: {found}")
 
     if len(view) < 8:
         raise bad(f"{len(view)} bytes, a header needs at least 8")
     (size,) = struct.unpack("<Q", view[:8])
-    if size > min(len(view) - 8, _MAX_HEADER_BYTES):
-        raise bad(f"its header claims {size} bytes of {len(view)}")
+    if size > min(len(view) - 8, max_bytes):
+        raise bad(f"its header claims {size} bytes of {len(view)}, expected at most {max_bytes}")
     try:
         header = json.loads(bytes(view[8 : 8 + size]))
     except (ValueError, RecursionError):
@@ -236,13 +248,18 @@ def _read_header(view: memoryview, where: str) -> tuple[memoryview, dict[str, _E
             raise bad(f"the entry of {name!r} lacks dtype, shape or offsets that are known") from None
         if not isinstance(shape, list) or not all(type(number) is int and number >= 0 for number in numbers):
             raise bad(f"{name!r} has a size or offset that is not a whole number >= 0")
-        count = math.prod(shape)
         # NumPy's own limits, which also hold where a dimension of 0 makes the array empty.
         if len(shape) > _MAX_DIMENSIONS or math.prod(dim or 1 for dim in shape) * dtype.itemsize >= 2**63:
             raise bad(f"{name!r} has a shape that no array can have")
+        count = math.prod(shape)
         if end > len(data) or end - begin != count * dtype.itemsize:
             raise bad(f"{name!r} has shape {shape} and bytes {begin} to {end} of {len(data)}")
         entries[name] = (dtype, tuple(shape), begin, end)
+    used = 0
+    for _, _, begin, end in sorted((entry for entry in entries.values() if entry[2] < entry[3]), key=itemgetter(2)):
+        if begin < used:
+            raise bad(f"two of its arrays share the bytes from {begin} on")
+        used = end
     return data, entries, metadata
 
 
@@ -252,12 +269,19 @@ def read_file(path: str | os.PathLike[str]) -> Packed:
     Raises:
         ParamsError: the file is missing or not a valid safetensors file.
     """
+    return Packed(map_file(path), where=str(path))
+
+
+def map_file(path: str | os.PathLike[str]) -> Array:
+    """The bytes of a file, mapped.
+
+    Raises:
+        ParamsError: the file can't be read.
+    """
     try:
-        size = os.stat(path).st_size
-        buffer = np.memmap(path, dtype=np.uint8, mode="r") if size else np.empty(0, np.uint8)
+        return np.memmap(path, dtype=np.uint8, mode="r") if os.stat(path).st_size else np.empty(0, np.uint8)
     except OSError as error:
         raise ParamsError(f"cannot read the arrays in {path}: {error.strerror}") from None
-    return Packed(buffer, where=str(path))
 
 
 def write_file(path: Path, arrays: Params, metadata: Mapping[str, str] | None = None) -> None:

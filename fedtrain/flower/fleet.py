@@ -8,8 +8,10 @@ import contextlib
 import json
 import os
 import secrets
+import struct
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ from fedtrain.observe.events import Report, quiet
 from fedtrain.params import Packed, pack, sync_folder
 from fedtrain.security.allow import AllowList
 from fedtrain.state import start_arrays
+from fedtrain.stored import Stored
 from fedtrain.types import ClientInfo, Outcome, Start, Task
 
 Receipt = Literal["taken", "repeated", "late", "unknown"]
@@ -33,6 +36,9 @@ Receipt = Literal["taken", "repeated", "late", "unknown"]
 
 _MAX_REFUSALS = 1000
 """As many refused clients are reported, until the list of clients changes: a stranger must not fill the disk."""
+
+_MAX_EARLY_BYTES = 64 * 2**20
+"""Small answers that wait in memory together for their turn; more of them wait in files."""
 
 _MAX_VERDICTS = 16
 """As many of a client's last verdicts go with every answer: it has them before it begins its next task."""
@@ -110,6 +116,10 @@ class FlowerFleet:
         """Settled tasks that may still be answered, and their clients."""
         self._starts: dict[str, bytes] = {}
         self._outcomes: deque[Outcome] = deque()
+        self._early_bytes = 0
+        """Of small answers that are in memory."""
+        self._folded: deque[int] = deque()
+        """Sizes of those that nobody needs any more."""
         self._changes = self._changes_seen = 0
         self._over = ""
         self._lock = threading.Condition(threading.RLock())
@@ -348,6 +358,14 @@ class FlowerFleet:
             start = b"" if given is None else self._starts[given.task.start]
             return 2 * len(start) + 2 * wire.INLINE_BYTES
 
+    def max_header_bytes(self, number: int) -> int:
+        """The size that the header of an uploaded answer may have: parsed, it takes many times that."""
+        with self._lock:
+            given = self._given.get(number)
+            start = bytes(8) if given is None else self._starts[given.task.start]
+            (size,) = struct.unpack_from("<Q", start)
+            return 4 * int(size) + 256 * 1024
+
     def upload_path(self, number: int) -> Path:
         """The file that an upload for a task becomes."""
         return self.spool / f"task-{number:09d}.safetensors"
@@ -378,7 +396,19 @@ class FlowerFleet:
                 given = self._given[number].message
                 if message.metadata.reply_to_message_id != given or not self.broker.accept(message):
                     self.broker.drop(given)  # it replies to an earlier attempt: as good as the last
-            return self.answer(member, run, number, lambda: packed)
+            return self.answer(member, run, number, lambda: self._kept(number, wire.read_reply(message), packed))
+
+    def _kept(self, number: int, answer: bytes, packed: Packed) -> Packed:
+        """A small answer in memory, or in a file where many wait already: the first of a cohort may come last."""
+        while self._folded:
+            self._early_bytes -= self._folded.popleft()
+        if self._early_bytes + len(answer) > _MAX_EARLY_BYTES:
+            path = self.upload_path(number)
+            path.write_bytes(answer)
+            return Stored(path, max_header_bytes=len(answer))
+        self._early_bytes += len(answer)
+        weakref.finalize(packed, self._folded.append, len(answer))  # takes no lock: it may be called anywhere
+        return packed
 
     def _late(self, member: Member, number: int) -> Outcome:
         task = Task(number=number, client=member.info.id, round=0, start="", local=("", {}))

@@ -32,7 +32,8 @@ from fedtrain.errors import ConnectionRefused, ParamsError
 from fedtrain.flower import wire
 from fedtrain.flower.auth import NotAuthenticated, authenticate
 from fedtrain.flower.fleet import FlowerFleet, Member, Receipt, client_info
-from fedtrain.params import Packed, read_file
+from fedtrain.params import Packed
+from fedtrain.stored import Stored
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -262,6 +263,7 @@ class Routes:
         """Stream a body into the spool, and take it as the answer once it is complete and intact."""
         path = self._fleet.upload_path(number)
         temporary = path.with_suffix(f".{id(request):x}.part")
+        max_header_bytes = self._fleet.max_header_bytes(number)
         sha = hashlib.sha256()
         try:
             with open(temporary, "wb") as file:
@@ -273,7 +275,7 @@ class Routes:
 
             def read() -> Packed:
                 os.replace(temporary, path)
-                return read_file(path)
+                return Stored(path, max_header_bytes=max_header_bytes)
 
             return self._fleet.answer(member, run, number, read)
         finally:

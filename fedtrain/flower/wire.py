@@ -20,6 +20,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 
 from fedtrain.errors import ParamsError
 from fedtrain.params import Packed, pack
+from fedtrain.stored import rest
 from fedtrain.types import Outcome, Params, Task, Update
 
 PROTOCOL = 1
@@ -51,6 +52,8 @@ _TTL_S = 10 * 365 * 86_400.0  # deadlines are the round's business; a message ne
 _PREFIXES = ("delta/", "extra/")
 _MAX_COUNT = 2**53
 _MAX_TEXT = 2000
+_MAX_METRICS, _MAX_NAME = 200, 100
+"""What is kept of a client's metrics: they go into every round's record, for as long as the run lasts."""
 
 
 def task_message(
@@ -127,7 +130,7 @@ def pack_answer(outcome: Outcome, run: str) -> bytes:
         "task": outcome.task.number,
         "start": outcome.task.start,
         "kind": outcome.kind,
-        "reason": outcome.reason,
+        "reason": outcome.reason[:_MAX_TEXT],  # all that the server keeps of it
         "num_examples": index(outcome.num_examples),
         "metrics": {name: float(value) for name, value in outcome.metrics.items()},
         "trained_s": outcome.seconds,
@@ -172,12 +175,12 @@ def read_answer(packed: Packed, task: Task, run: str, seconds: float) -> Outcome
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that are numbers (JSON knows NaN and infinity); at most 1,000 of them."""
+    """The metrics that are numbers (JSON knows NaN and infinity); not all if there are very many."""
     numbers = {}
-    for name, value in list(metrics.items())[:1000]:
+    for name, value in list(metrics.items())[:_MAX_METRICS]:
         with contextlib.suppress(OverflowError):  # a whole number beyond float64
             if type(value) in (int, float) and not math.isnan(value):
-                numbers[_printable(name)] = float(value)
+                numbers[_printable(name[:_MAX_NAME])] = float(value)
     return numbers
 
 
@@ -201,3 +204,7 @@ class Group(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+    def rest(self) -> None:
+        """Let what they are read from rest."""
+        rest(self._packed)

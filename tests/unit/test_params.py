@@ -335,6 +335,16 @@ def test_any_json_as_a_header_is_refused_or_read_as_it_declares(header: object, 
         (with_header({"w": {"dtype": "U8", "shape": [-1], "data_offsets": [1, 0]}}, b"1"), "not a whole number"),
         (with_header({"w": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}}, b"1"), "has shape [2] and bytes"),
         (with_header({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 2]}}, b"12"), "has shape [1] and bytes"),
+        (
+            with_header(
+                {
+                    "v": {"dtype": "U8", "shape": [2], "data_offsets": [1, 3]},
+                    "w": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]},
+                },
+                b"123",
+            ),
+            "two of its arrays share the bytes from 1 on",
+        ),
         (with_header({"w": {"dtype": "U8", "shape": [0, 2**70], "data_offsets": [0, 0]}}), "that no array can have"),
         (with_header({"w": {"dtype": "U8", "shape": [1] * 65, "data_offsets": [0, 1]}}, b"1"), "no array can have"),
         (with_header({"\ud800": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}}), "is not text"),
