@@ -14,6 +14,7 @@ documentation says, with nothing changed. Figures of a busy machine are worth li
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import resource
@@ -134,7 +135,7 @@ def time_fedtrain(case: Case, folder: Path, *, tls: bool, wire_dtype: str | None
         found = json.loads(server.stdout.readline())
         for process in (server, *clients):
             if process.wait(PATIENCE_S):
-                raise SystemExit(f"a process of fedtrain failed: {process.args}")
+                raise SystemExit(f"a process of fedtrain failed: {process.args!r}")
         client_cpu_s = statistics.mean(float((folder / f"cpu-c{i}").read_text()) for i in range(case.num_clients))
     return Timing("fedtrain", case.name, tls, **found, client_cpu_s=client_cpu_s, wire_dtype=wire_dtype)
 
@@ -162,7 +163,7 @@ def be_server(job: dict[str, Any]) -> None:
         num_requests += 1
         await handle(routes, scope, receive, send)
 
-    Routes.__call__ = counted  # type: ignore[method-assign]
+    Routes.__call__ = counted  # type: ignore[method-assign,assignment]
 
     def note(event: str, round: int = 0, **fields: object) -> None:
         if event == "round_finished":
@@ -182,7 +183,7 @@ def be_server(job: dict[str, Any]) -> None:
         print(port, flush=True)
         run(strategy, fleet, first_state(strategy, start, 0), rounds=case.rounds + 1, settings=settings, report=report)
         fleet.finish("completed", timeout_s=5.0)
-    seconds = [end - begin for begin, end in zip(ends[:-1], ends[1:], strict=True)]
+    seconds = [end - begin for begin, end in itertools.pairwise(ends)]
     found = {
         "seconds": seconds,
         "server_peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
@@ -398,7 +399,7 @@ def wait_until(holds: Any, process: "subprocess.Popen[str]", look_s: float) -> N
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
         if process.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"{process.args} ended, or took too long")
+            raise SystemExit(f"{process.args!r} ended, or took too long")
         time.sleep(look_s)
 
 
@@ -439,6 +440,12 @@ def timings(options: argparse.Namespace) -> Iterator[Timing]:
             if not options.no_stock:
                 with tempfile.TemporaryDirectory(prefix="round-time-") as folder:
                     yield time_stock(case, Path(folder), tls=tls)
+
+
+_HEAD = (
+    "| case | system | | median ms | min | max | rounds | ratio | server CPU ms | client CPU ms | requests "
+    "| server peak MiB |"
+)
 
 
 def row(timing: Timing, all_timings: Sequence[Timing]) -> str:
@@ -485,9 +492,7 @@ def main() -> None:
         for timing in timings(options):
             found.append(timing)
             print(f"  {row(timing, found)}", flush=True)
-        print(
-            "\n| case | system | | median ms | min | max | rounds | ratio | server CPU ms | client CPU ms | requests | server peak MiB |"
-        )
+        print(f"\n{_HEAD}")
         print("|" + "---|" * 12)
         for timing in found:
             print(row(timing, found))
