@@ -18,11 +18,15 @@ class Worker:
 
     That memory changes only when the server says that the update was counted: a client whose update came too late must
     not go on from a state that the server never saw.
+
+    Args:
+        trainer: Does the work.
+        state: What the local algorithm remembers from before, where that was kept elsewhere.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, state: State = ()) -> None:
         self._trainer = trainer
-        self._state: State = ()
+        self._state = state
         self._pending: dict[int, State] = {}
 
     @property
@@ -69,6 +73,10 @@ class Worker:
             on_error(error)
             outcome = Outcome(task, "failed", reason=f"{type(error).__name__}: {error}")
         return replace(outcome, seconds=time.monotonic() - began)
+
+    def pending(self, number: int) -> State:
+        """What the local algorithm will remember if the update of this task, the last one trained, is counted."""
+        return self._pending[number]
 
     def settle(self, number: int, counted: bool) -> None:
         """Keep (counted) or drop what the local algorithm remembered of a task; unknown numbers are ignored."""

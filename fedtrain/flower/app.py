@@ -34,9 +34,9 @@ from fedtrain.client.worker import Worker
 from fedtrain.config import Config, build_strategy, build_trainer, compose
 from fedtrain.errors import ConfigError
 from fedtrain.flower.grid import GridFleet
-from fedtrain.flower.memory import NodeMemory, Remembering
+from fedtrain.flower.memory import NodeMemory
 from fedtrain.flower.records import answer_content, enrolment_content, read_task
-from fedtrain.run_folder import RESULT, prepare_run_folder
+from fedtrain.run_folder import RESULT, run_folder
 from fedtrain.state import start_digest
 from fedtrain.training import Training
 from fedtrain.types import ClientInfo, Outcome
@@ -58,8 +58,10 @@ def server_app(overrides: Sequence[str] = (), *, config_dir: str | Path | None =
     def main(grid: Grid, context: Context) -> None:
         config = compose([*overrides, *_words(context.run_config)], config_dir)
         strategy, trainer = build_strategy(config), build_trainer(config, partition=None)
-        folder = prepare_run_folder(Path(config.run_dir))
-        with Training(config, strategy, trainer, folder, run=str(context.run_id)) as training:
+        with (
+            run_folder(Path(config.run_dir)) as folder,
+            Training(config, strategy, trainer, folder, run=str(context.run_id)) as training,
+        ):
             fleet = GridFleet(grid, run=training.run, lost_after_s=config.server.lost_after_s, report=training.report)
             status = training.train(fleet, address="a Flower grid")
         if status != "completed":  # an exception is how a ServerApp tells Flower that the run has failed
@@ -104,14 +106,14 @@ def client_app(overrides: Sequence[str] = (), *, config_dir: str | Path | None =
         task, run, start, verdicts = read_task(message.content)
         memory = NodeMemory(context.state)
         memory.settle(verdicts)
-        remembering = Remembering(trainer, memory.state)
+        worker = Worker(trainer, memory.state)
         if (found := start_digest(start)) == task.start:
-            outcome = Worker(remembering).perform(task, start, on_error=traceback.print_exception)
+            outcome = worker.perform(task, start, on_error=traceback.print_exception)
         else:
             reason = f"what the task starts from has digest {found}, expected {task.start}: it changed on its way"
             outcome = Outcome(task, "failed", reason=reason)
         if outcome.update is not None:
-            memory.keep(task.number, remembering.after)
+            memory.keep(task.number, worker.pending(task.number))
         return Message(answer_content(outcome, run), reply_to=message)
 
     return app

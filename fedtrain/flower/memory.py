@@ -2,50 +2,16 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
-from fedtrain.client.trainer import Evaluated, Fitted, Trainer, Work
 from fedtrain.flower.records import array_record, arrays_from
-from fedtrain.types import Array, Params, Start, State
+from fedtrain.types import Array, Params, State
 
 _MEMORY = "fedtrain.memory"
 """Beginning of the names of our records in a node's `Context.state`."""
-
-
-class Remembering:
-    """A trainer whose memory comes from elsewhere, and is shown after training."""
-
-    def __init__(self, trainer: Trainer, before: State) -> None:
-        self._trainer, self._before = trainer, before
-        self.after: State = before
-
-    @property
-    def num_examples(self) -> int:
-        """The trainer's."""
-        return self._trainer.num_examples
-
-    @property
-    def local_algorithms(self) -> tuple[str, ...]:
-        """The trainer's."""
-        return tuple(self._trainer.local_algorithms)
-
-    def initial(self, seed: int) -> Start:
-        """The trainer's."""
-        return self._trainer.initial(seed)
-
-    def fit(self, start: Start, work: Work) -> Fitted:
-        """Train from the given memory, and note the new one."""
-        fitted = self._trainer.fit(start, replace(work, client_state=self._before))
-        self.after = fitted.client_state
-        return fitted
-
-    def evaluate(self, model: Params) -> Evaluated | None:
-        """The trainer's."""
-        return self._trainer.evaluate(model)
 
 
 class NodeMemory:
