@@ -7,7 +7,7 @@ is made, which is before anything runs.
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from fedtrain.errors import ConfigError
 
@@ -192,7 +192,7 @@ class Config:
         require(initial is None or isinstance(initial, str), "model.initial", "a path, or null", initial)
         partition, count = self.data.get("partition"), self.data.get("num_partitions")
         require(_is_int(count) and count >= 1, "data.num_partitions", "a whole number >= 1", count)
-        fits = partition is None or (_is_int(partition) and 0 <= partition < count)
+        fits = partition is None or (_is_int(partition) and 0 <= partition < cast(int, count))
         require(fits, "data.partition", f"a whole number in [0, {count}) (data.num_partitions), or null", partition)
         # After the data: cohort.connected is often data.num_partitions, and that is the key to name then.
         for part in (self.server, self.clients, self.client, self.cohort, self.evaluation):
@@ -245,5 +245,5 @@ def _require_choice(key: str, found: str, *choices: str) -> None:
     require(found in choices, key, f"one of {', '.join(choices)}", found)
 
 
-def _is_int(value: object) -> bool:
+def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
