@@ -21,7 +21,8 @@ from flwr.supercore.primitives.asymmetric import (
 from fedtrain.security.keys import public_pem
 
 _REUSE_S = 5.0
-_MAX_KEY_BYTES = 1024
+_MAX_KEY_BYTES, _MAX_SIGNATURE_BYTES = 1024, 256
+"""What is longer is none; it would take memory in the cache."""
 
 
 class NotAuthenticated(Exception):  # noqa: N818
@@ -71,7 +72,8 @@ def authenticate(headers: Mapping[str, str]) -> bytes:
         raise NotAuthenticated from None
     if not -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE:
         raise NotAuthenticated
-    identity = _verified(public, stamp, signature) if len(public) <= _MAX_KEY_BYTES else None
+    fits = len(public) <= _MAX_KEY_BYTES and len(signature) <= _MAX_SIGNATURE_BYTES
+    identity = _verified(public, stamp, signature) if fits else None
     if identity is None:
         raise NotAuthenticated
     return identity

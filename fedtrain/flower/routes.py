@@ -31,7 +31,9 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped, 
 from fedtrain.errors import ConnectionRefused, ParamsError
 from fedtrain.flower import wire
 from fedtrain.flower.auth import NotAuthenticated, authenticate
+from fedtrain.flower.connections import Connection
 from fedtrain.flower.fleet import FlowerFleet, Member, Receipt, client_info
+from fedtrain.flower.limits import Limits, paced
 from fedtrain.params import Packed
 from fedtrain.stored import Stored
 
@@ -47,6 +49,8 @@ _HELD_IDLE_S = 20.0
 _MAX_ENROL_BYTES = 64 * 1024
 _MAX_MESSAGE_BYTES = wire.INLINE_BYTES + 64 * 1024
 _CHUNK = 1 << 20
+_PATIENCE_S = 10.0
+"""So long an upload waits for its turn."""
 _STATUS_OF: dict[Receipt, int] = {"taken": 201, "repeated": 200, "late": 200, "unknown": 404}
 
 
@@ -69,12 +73,16 @@ class Routes:
     Args:
         fleet: Where clients and their tasks are known.
         status: Gives what ``/fedtrain/v1/status`` says.
+        limits: Of what a request may take.
     """
 
-    def __init__(self, fleet: FlowerFleet, status: Callable[[], dict[str, Any]]) -> None:
-        self._fleet, self._status = fleet, status
+    def __init__(self, fleet: FlowerFleet, status: Callable[[], dict[str, Any]], limits: Limits = Limits()) -> None:  # noqa: B008
+        self._fleet, self._status, self._limits = fleet, status, limits
         self._closing = False
         self._wakes: set[asyncio.Event] = set()
+        self._places = asyncio.Semaphore(limits.max_uploads)
+        self._uploads: dict[int, asyncio.Timeout] = {}
+        """Uploads that are being received, by task number."""
 
     def close(self) -> None:
         """Answer all held requests now and in future at once. Call it in the event loop."""
@@ -86,7 +94,7 @@ class Routes:
         """Handle one request."""
         if scope["type"] != "http":
             return
-        request = _Request(scope, receive, send)
+        request = _Request(scope, receive, send, self._limits.min_bytes_per_s)
         try:
             await self._route(request)
         except _Gone:
@@ -121,6 +129,7 @@ class Routes:
         member = self._fleet.member(key)
         if member is None:
             raise _json(403, {"error": "not enrolled"})
+        request.recognise(member)
         if (method, path) == ("POST", wire.PULL_PATH):
             raise await self._pull(request, member)
         if (method, path) == ("POST", wire.PUSH_PATH):
@@ -141,6 +150,7 @@ class Routes:
                     f"this server speaks protocol {wire.PROTOCOL}: use the same release of fedtrain on both sides"
                 )
             member = self._fleet.enrol(key, client_info(values))
+            request.recognise(member)
         except (ValueError, RecursionError):
             return _json(400, {"error": "the enrolment is not JSON"})
         except ConnectionRefused as error:
@@ -220,6 +230,7 @@ class Routes:
         if proto.metadata.src_node_id != member.node:
             return _json(403, {"error": "the message is in another node's name"})
         try:
+            wire.require_answer(proto)
             message = message_from_proto(proto)
             packed = Packed(wire.read_reply(message), where="the answer")
             head = json.loads(packed.metadata["answer"])
@@ -240,12 +251,20 @@ class Routes:
             raise _json(404, {"error": "no open task starts from this"})
         headers = [(b"content-type", b"application/octet-stream"), (b"content-length", str(len(blob)).encode())]
         await request.send({"type": "http.response.start", "status": 200, "headers": headers})
-        view = memoryview(blob)
-        for begin in range(0, len(view), _CHUNK):
-            more = begin + _CHUNK < len(view)
-            await request.send(
-                {"type": "http.response.body", "body": bytes(view[begin : begin + _CHUNK]), "more_body": more}
-            )
+        view, begin = memoryview(blob), 0
+        try:
+            async with paced(
+                lambda: begin,
+                self._limits.min_bytes_per_s,
+                wanted=lambda: self._fleet.start(digest) is not None,
+            ):
+                for begin in range(0, len(view), _CHUNK):
+                    more = begin + _CHUNK < len(view)
+                    await request.send(
+                        {"type": "http.response.body", "body": bytes(view[begin : begin + _CHUNK]), "more_body": more}
+                    )
+        except TimeoutError:  # what is still in buffers may never be read: the connection ends with it
+            request.end()
 
     async def _upload(self, request: "_Request", member: Member, rest: str) -> _Answer:
         run, _, text = rest.partition("/")
@@ -261,6 +280,31 @@ class Routes:
 
     async def _store(self, request: "_Request", member: Member, run: str, number: int) -> Receipt:
         """Stream a body into the spool, and take it as the answer once it is complete and intact."""
+        if number in self._uploads:  # its connection is dead, or the client would not begin again
+            self._uploads[number].reschedule(0)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._places.acquire()
+        except TimeoutError:
+            raise _json(503, {"error": "too many uploads at once: send it again"}, **{"retry-after": "5"}) from None
+        try:
+            async with paced(
+                lambda: request.num_bytes,
+                self._limits.min_bytes_per_s,
+                wanted=lambda: self._fleet.expects(member, run, number) == "taken",
+            ) as limit:
+                self._uploads[number] = limit
+                try:
+                    return await self._receive(request, member, run, number)
+                finally:
+                    if self._uploads.get(number) is limit:
+                        del self._uploads[number]
+        except TimeoutError:
+            raise _json(408, {"error": "the upload was too slow, or is not wanted any more"}) from None
+        finally:
+            self._places.release()
+
+    async def _receive(self, request: "_Request", member: Member, run: str, number: int) -> Receipt:
         path = self._fleet.upload_path(number)
         temporary = path.with_suffix(f".{id(request):x}.part")
         max_header_bytes = self._fleet.max_header_bytes(number)
@@ -286,8 +330,12 @@ class Routes:
 class _Request:
     """A request whose body is read only when it is asked for, and never beyond a limit."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, min_bytes_per_s: float) -> None:
         self.scope, self._receive, self.send = scope, receive, send
+        self._min_bytes_per_s = min_bytes_per_s
+        self._connection: Connection | None = scope.get("state", {}).get("connection")
+        self.num_bytes = 0
+        """Of the body, so far."""
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         self.finished = False
 
@@ -297,27 +345,40 @@ class _Request:
         has_body = self.headers.get("content-length", "0") != "0" or "transfer-encoding" in self.headers
         return has_body and not self.finished
 
+    def recognise(self, member: Member) -> None:
+        """Tell the connection that it is this client's."""
+        if self._connection is not None:
+            self._connection.recognise(member.info.id)
+
+    def end(self) -> None:
+        """Close the connection, whatever was not sent yet."""
+        if self._connection is not None:
+            self._connection.end()
+
     async def chunks(self, limit: int) -> Any:
         """The body in pieces; 413 as soon as it is, or says it will be, longer than `limit` bytes."""
         too_long = _json(413, {"error": f"the body may have {limit} bytes at most"})
         declared = self.headers.get("content-length", "0")
         if not declared.isdigit() or int(declared) > limit:
             raise too_long
-        size = 0
         while not self.finished:
             event = await self._receive()
             if event["type"] == "http.disconnect":
                 raise _Gone
             chunk = event.get("body", b"")
-            size += len(chunk)
-            if size > limit:
+            self.num_bytes += len(chunk)
+            if self.num_bytes > limit:
                 raise too_long
             self.finished = not event.get("more_body", False)
             yield chunk
 
     async def body(self, limit: int) -> bytes:
-        """The whole body, of `limit` bytes at most."""
-        return b"".join([chunk async for chunk in self.chunks(limit)])
+        """The whole body, of `limit` bytes at most; 408 if it comes too slowly."""
+        try:
+            async with paced(lambda: self.num_bytes, self._min_bytes_per_s):
+                return b"".join([chunk async for chunk in self.chunks(limit)])
+        except TimeoutError:
+            raise _json(408, {"error": "the body came too slowly"}) from None
 
     async def disconnected(self) -> None:
         """Return when the client closes the connection. The body has been read before."""

@@ -5,12 +5,15 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import uvicorn
 
 from fedtrain.errors import ConfigError
+from fedtrain.flower.connections import Gate, accept, configured
 from fedtrain.flower.fleet import FlowerFleet
+from fedtrain.flower.limits import Limits
 from fedtrain.flower.routes import Routes
 from fedtrain.observe.events import Report
 from fedtrain.security.allow import require_listed
@@ -30,6 +33,7 @@ def serving(
     certificate: ServerCertificate | None = None,
     insecure: bool = False,
     anyone: bool = False,
+    limits: Limits = Limits(),  # noqa: B008
 ) -> Iterator[tuple[str, int]]:
     """Serve a fleet's routes while the context lasts; gives the host and the port (a free one where 0 was asked).
 
@@ -41,6 +45,7 @@ def serving(
         certificate: Speak TLS with this, which is renewed when its files change; None: plain text.
         insecure: Allow plain text where other machines connect.
         anyone: Allow anyone to join where other machines connect.
+        limits: What strangers and clients may take.
 
     Raises:
         ConfigError: the address can't be listened on, or is no loopback one and lacks a certificate or an allow-list.
@@ -48,27 +53,20 @@ def serving(
     require_encrypted(host, certificate=certificate is not None, insecure=insecure)
     require_listed(host, listed=fleet.allow is not None, anyone=anyone)
     listener = _listen(host, port)
-    routes = Routes(fleet, status)
-    config = uvicorn.Config(
-        routes,
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        ws="none",
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=1,
-        ssl_context_factory=None if certificate is None else lambda config, default: certificate.context,
-    )
-    server = uvicorn.Server(config)
-    loops: list[asyncio.AbstractEventLoop] = []
+    routes = Routes(fleet, status, limits)
+    server = uvicorn.Server(configured(routes))
+    stops: list[Callable[[], object]] = []
 
     async def serve() -> None:
-        loops.append(asyncio.get_running_loop())
-        renewing = asyncio.ensure_future(_renew(certificate, fleet.report))
-        await server.serve(sockets=[listener])
-        renewing.cancel()
+        loop, context = asyncio.get_running_loop(), certificate.context if certificate else None
+        tasks = [
+            loop.create_task(accept(listener, server, Gate(limits), context)),
+            loop.create_task(_renew(certificate, fleet.report)),
+        ]
+        stops.extend(partial(loop.call_soon_threadsafe, stop) for stop in (tasks[0].cancel, routes.close))
+        await server.serve(sockets=[])
+        for task in tasks:
+            task.cancel()
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), name="fedtrain-port", daemon=True)
     thread.start()
@@ -76,8 +74,9 @@ def serving(
         yield host, listener.getsockname()[1]
     finally:
         server.should_exit = True
-        with contextlib.suppress(RuntimeError, IndexError):  # the loop may have ended
-            loops[0].call_soon_threadsafe(routes.close)
+        with contextlib.suppress(RuntimeError):  # the loop may have ended
+            for stop in stops:
+                stop()
         thread.join(timeout=3)
         listener.close()
 

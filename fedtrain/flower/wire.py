@@ -17,6 +17,7 @@ from flwr.app.message import ConfigRecord
 from flwr.app.message.message import make_message
 from flwr.app.metadata import Metadata
 from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.proto.message_pb2 import Message as ProtoMessage
 
 from fedtrain.errors import ParamsError
 from fedtrain.params import Packed, pack
@@ -102,6 +103,18 @@ def reply_message(to: Message, answer: bytes) -> Message:
         message_type=asked.message_type,
     )
     return make_message(metadata, RecordDict({_RECORD: ConfigRecord({"answer": answer})}))
+
+
+def require_answer(proto: ProtoMessage) -> None:
+    """Refuse a message that is not one record with one value: Flower would make objects of all that is in it.
+
+    Raises:
+        ParamsError: it is not.
+    """
+    items = proto.content.items
+    values = list(items[0].config_record.items) if len(items) == 1 else []
+    if len(values) != 1 or values[0].value.WhichOneof("value") != "bytes":
+        raise ParamsError("the reply holds no answer of fedtrain's protocol")
 
 
 def read_reply(message: Message) -> bytes:
