@@ -365,14 +365,18 @@ def test_what_something_between_answers_is_never_final_and_makes_no_client_hurry
         def log_message(self, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Between) as proxy, ThreadPoolExecutor() as pool:
-        pool.submit(proxy.serve_forever)
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), Between) as proxy,
+        ThreadPoolExecutor() as pool,
+        contextlib.ExitStack() as stack,
+    ):
+        pool.submit(proxy.serve_forever, 0.02)
+        stack.callback(proxy.shutdown)
         address = f"127.0.0.1:{proxy.server_address[1]}"
         with Client(Adds(1.0), server=address, client_id="a", state_dir=tmp_path) as client:
             assert not client.wait(0.5)
             assert client.status.phase == "connecting"
             assert client.status.error
-        proxy.shutdown()
     assert 1 < len(requests) < 10, "at pauses of 0.1, 0.2, 0.4 s at most"
 
 
