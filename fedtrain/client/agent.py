@@ -243,6 +243,7 @@ class Client:
             if session.run != self._run:  # what was done for another run is nobody's any more
                 self._run, self._awaiting, self._start_at_hand = session.run, [], None
                 self._show(run_status="")
+                self._worker.forget()
                 for job in list(self._jobs):
                     self._call_off(job)
             if not self._jobs:

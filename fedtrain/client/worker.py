@@ -74,6 +74,10 @@ class Worker:
             outcome = Outcome(task, "failed", reason=f"{type(error).__name__}: {error}")
         return replace(outcome, seconds=time.monotonic() - began)
 
+    def forget(self) -> None:
+        """Drop what the local algorithm remembers: another run begins."""
+        self._state, self._pending = (), {}
+
     def pending(self, number: int) -> State:
         """What the local algorithm will remember if the update of this task, the last one trained, is counted."""
         return self._pending[number]

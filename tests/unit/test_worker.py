@@ -173,6 +173,18 @@ def test_nothing_is_kept_before_the_server_has_said_so() -> None:
     assert states(trainer) == [(), (), 1]
 
 
+def test_another_run_begins_without_what_the_last_one_left() -> None:
+    trainer = Remembering()
+    worker = Worker(trainer)
+    worker.perform(task_of(0), START)
+    worker.settle(0, True)
+    worker.perform(task_of(1), START)
+    worker.forget()
+    worker.settle(1, True)  # of the last run
+    worker.perform(task_of(0), START)
+    assert states(trainer) == [(), 1, ()]
+
+
 def test_a_task_that_failed_leaves_nothing_to_keep() -> None:
     trainer = Remembering()
     worker = Worker(trainer)
