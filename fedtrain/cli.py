@@ -31,6 +31,7 @@ def server(config: Config) -> int:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     wanted, (certificate, allow) = config.server, _protection(config)
     from fedtrain.flower.fleet import FlowerFleet, new_run_id
+    from fedtrain.flower.limits import Limits
     from fedtrain.flower.server import serving
 
     strategy, trainer = build_strategy(config), build_trainer(config, partition=None)
@@ -38,7 +39,14 @@ def server(config: Config) -> int:
         run_folder(Path(config.run_dir)) as folder,
         Training(config, strategy, trainer, folder, run=new_run_id()) as training,
     ):
-        fleet = FlowerFleet(training.run, folder, lost_after_s=wanted.lost_after_s, report=training.report, allow=allow)
+        fleet = FlowerFleet(
+            training.run,
+            folder,
+            lost_after_s=wanted.lost_after_s,
+            report=training.report,
+            allow=allow,
+            max_clients=wanted.max_clients,
+        )
         with serving(
             fleet,
             wanted.host,
@@ -47,6 +55,7 @@ def server(config: Config) -> int:
             certificate=certificate,
             insecure=wanted.insecure,
             anyone=config.clients.open,
+            limits=Limits(wanted.max_strangers, wanted.max_uploads, wanted.min_bytes_per_s),
         ) as (host, port):
             status = training.train(fleet, address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
             if status != "stopped":  # a server that was stopped may come back: its clients wait for it

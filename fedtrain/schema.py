@@ -32,6 +32,14 @@ class Server:
     """PEM file of the authority that a client trusts; null: those of its system."""
     insecure: bool
     """Whether models and updates may travel in plain text between machines."""
+    max_clients: int
+    """Different clients that may join, >= 1; then others are refused."""
+    max_strangers: int
+    """Connections at once of which no client that has joined is known, >= 1; the oldest makes room for a new one."""
+    max_uploads: int
+    """Large answers that are received at once, >= 1; others wait their turn."""
+    min_bytes_per_s: float
+    """A body or a model on its way that is slower, after ten seconds, is given up; >= 0."""
 
     def check(self) -> None:
         """Raise a `ConfigError` if a value is impossible."""
@@ -41,6 +49,10 @@ class Server:
         for address in self.addresses:
             parse_address(address)
         _require_seconds("server.lost_after_s", self.lost_after_s)
+        for key in ("max_clients", "max_strangers", "max_uploads"):
+            require(getattr(self, key) >= 1, f"server.{key}", "a number >= 1", getattr(self, key))
+        slowest = self.min_bytes_per_s
+        require(0 <= slowest < float("inf"), "server.min_bytes_per_s", "bytes per second >= 0", slowest)
         for key, other in (("key", "certificate"), ("certificate", "key")):
             given = getattr(self, key) is not None or getattr(self, other) is None
             require(given, f"server.{key}", f"a path, since server.{other} is given", getattr(self, key))

@@ -37,6 +37,12 @@ Receipt = Literal["taken", "repeated", "late", "unknown"]
 _MAX_REFUSALS = 1000
 """As many refused clients are reported, until the list of clients changes: a stranger must not fill the disk."""
 
+_MAX_NAMES, _MAX_NAME = 64, 200
+"""Of a client's tags, devices and local algorithms, and the length of each: a server keeps them of every client."""
+
+_MAX_NEWS, _NEWS_PER_S = 20.0, 0.1
+"""So often at once, and then per second, it is reported that one client came or went: else it could fill the disk."""
+
 _MAX_EARLY_BYTES = 64 * 2**20
 """Small answers that wait in memory together for their turn; more of them wait in files."""
 
@@ -74,6 +80,9 @@ class Member:
     here: bool = True
     told_over: bool = False
     verdicts: dict[int, bool] = field(default_factory=dict)
+    news: float = _MAX_NEWS
+    """How often it may still be reported that it came or went."""
+    news_at: float = 0.0
     wake: Callable[[], None] = lambda: None
     """Wakes the request that is held open; safe to call from any thread."""
 
@@ -87,6 +96,7 @@ class FlowerFleet:
         lost_after_s: A client that is silent for longer counts as lost, > 0.
         report: Told who comes and goes, and who is refused.
         allow: The clients that may join; None: anyone, and an id belongs to the key that used it first.
+        max_clients: As many different ones may join, >= 1; then others are refused.
     """
 
     def __init__(
@@ -97,6 +107,7 @@ class FlowerFleet:
         lost_after_s: float = 5.0,
         report: Report = quiet,
         allow: AllowList | None = None,
+        max_clients: int = 10_000,
     ) -> None:
         self.run, self.lost_after_s, self.report, self.allow = run, lost_after_s, report, allow
         self.broker = Broker()
@@ -104,7 +115,7 @@ class FlowerFleet:
         self.spool.mkdir(parents=True, exist_ok=True)
         for left in self.spool.glob("task-*"):  # uploads to a run that ended with its process
             left.unlink(missing_ok=True)
-        self._report = report
+        self._report, self._max_clients = report, max_clients
         self._refused: set[tuple[str, bytes]] = set()
         """Ids and keys whose refusal was reported."""
         self._ids_path = folder / "clients.json"
@@ -217,12 +228,15 @@ class FlowerFleet:
         """A client joins or comes back.
 
         Raises:
-            ConnectionRefused: its id belongs to another key, its key to another id, or it is not allowed to join.
+            ConnectionRefused: its id belongs to another key, its key to another id, it is not allowed to join, or there
+                are too many.
         """
         with self._lock:
             self._revoke()
             public = key.decode()
             refusal = self.allow.refusal(info.id, key) if self.allow else self._taken(info.id, public)
+            if not refusal and info.id not in self._ids and len(self._ids) >= self._max_clients:
+                refusal = f"{self._max_clients} clients have joined, which is all that server.max_clients allows"
             if refusal:
                 self._note_refusal(info.id, key, refusal)
                 raise ConnectionRefused(refusal)
@@ -232,12 +246,12 @@ class FlowerFleet:
             known = self._members.get(info.id)
             member = Member(info, key, self.broker.node(key), time.monotonic())
             if known is not None:
-                member.verdicts = known.verdicts
+                member.verdicts, member.news, member.news_at = known.verdicts, known.news, known.news_at
             self._members[info.id] = self._by_key[key] = member
             if known is None:
-                self._report("client_connected", client=info.id, num_examples=info.num_examples, tags=dict(info.tags))
+                self._tell(member, "client_connected", num_examples=info.num_examples, tags=dict(info.tags))
             else:
-                self._report("client_returned", client=info.id)
+                self._tell(member, "client_returned")
             self._changed()
             return member
 
@@ -256,7 +270,7 @@ class FlowerFleet:
                 member.contact = time.monotonic()
                 if not member.here:
                     member.here = True
-                    self._report("client_returned", client=member.info.id)
+                    self._tell(member, "client_returned")
                     self._changed()
             return member
 
@@ -456,8 +470,17 @@ class FlowerFleet:
 
     def _gone(self, member: Member, reason: str) -> None:
         member.here = False
-        self._report("client_lost", client=member.info.id, reason=reason)
+        self._tell(member, "client_lost", reason=reason)
         self._changed()
+
+    def _tell(self, member: Member, event: str, **fields: object) -> None:
+        """Report that a client came or went, unless it does nothing else."""
+        current = time.monotonic()
+        member.news = min(_MAX_NEWS, member.news + (current - member.news_at) * _NEWS_PER_S)
+        member.news_at = current
+        if member.news >= 1:
+            member.news -= 1
+            self._report(event, 0, client=member.info.id, **fields)
 
     def _changed(self) -> None:
         self._changes += 1
@@ -507,14 +530,20 @@ def client_info(values: Mapping[str, Any]) -> ClientInfo:
         raise ConnectionRefused("client.id must be a letter, then up to 63 letters, digits and ._-")
     if type(num_examples) is not int or not 0 <= num_examples <= 2**53:
         raise ConnectionRefused("num_examples must be a whole number from 0 to 2**53")
-    if not isinstance(tags, dict) or not all(_is_text(text) for pair in tags.items() for text in pair):
-        raise ConnectionRefused("tags must be printable text by name")
-    if not isinstance(algorithms, list) or not all(_is_text(name) for name in algorithms):
-        raise ConnectionRefused("local_algorithms must be a list of names")
-    if not all(_is_text(device) for device in capacity.devices):
-        raise ConnectionRefused("capacity.devices must be a list of names")
+    few = f"at most {_MAX_NAMES}, of up to {_MAX_NAME} characters"
+    if not isinstance(tags, dict) or not _are_names([text for pair in tags.items() for text in pair], 2 * _MAX_NAMES):
+        raise ConnectionRefused(f"tags must be printable text by name: {few}")
+    if not isinstance(algorithms, list) or not _are_names(algorithms):
+        raise ConnectionRefused(f"local_algorithms must be a list of names: {few}")
+    if not _are_names(capacity.devices):
+        raise ConnectionRefused(f"capacity.devices must be a list of names: {few}")
+    amounts = (capacity.num_cores, capacity.memory_bytes, capacity.device_memory_bytes)
+    if not all(0 <= amount < 2**63 for amount in amounts):
+        raise ConnectionRefused("capacity must be given in numbers from 0 to 2**63")
     return ClientInfo(client, num_examples, tags, capacity, tuple(algorithms))
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and value.isprintable()
+def _are_names(values: Sequence[object], most: int = _MAX_NAMES) -> bool:
+    return len(values) <= most and all(
+        isinstance(value, str) and value.isprintable() and len(value) <= _MAX_NAME for value in values
+    )

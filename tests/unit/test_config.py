@@ -44,6 +44,10 @@ def test_without_arguments_the_documented_defaults_hold() -> None:
         "key": None,
         "ca": None,
         "insecure": False,
+        "max_clients": 10_000,
+        "max_strangers": 256,
+        "max_uploads": 64,
+        "min_bytes_per_s": 1024.0,
     }
     assert dataclasses.asdict(config.clients) == {"allow": None, "open": False}
     assert dataclasses.asdict(config.client) == {"id": None, "state_dir": None, "stay": False, "tags": {}}
@@ -116,6 +120,10 @@ def test_the_command_line_wins_over_the_experiment() -> None:
         ("cohort.answers=0", "cohort.answers: expected a number of clients >= 1, or null, found 0"),
         ("cohort.deadline_s=nan", "cohort.deadline_s: expected seconds > 0, found nan"),
         ("cohort.grace_s=-1", "cohort.grace_s: expected seconds >= 0, or null, found -1.0"),
+        ("server.max_clients=0", "server.max_clients: expected a number >= 1, found 0"),
+        ("server.max_strangers=0", "server.max_strangers: expected a number >= 1, found 0"),
+        ("server.max_uploads=0", "server.max_uploads: expected a number >= 1, found 0"),
+        ("server.min_bytes_per_s=-1", "server.min_bytes_per_s: expected bytes per second >= 0, found -1.0"),
         ("cohort.max_update_norm=0", "cohort.max_update_norm: expected a number > 0, or null, found 0.0"),
         (
             "cohort.max_examples=0",
@@ -322,7 +330,7 @@ def test_the_help_names_every_key() -> None:
     groups = {"strategy", "model", "data", "trainer"}
     slots = {"selection", "local", "on_client", "aggregation", "on_server", "server_optimizer"}
     names = [name for name in keys(compose([])) if name not in groups | slots]
-    assert len(names) == 29
+    assert len(names) == 33
     for name in [*names, "model.initial", "data.partition", "data.num_partitions"]:
         assert re.search(rf"^  {re.escape(name)} ", text, re.MULTILINE), name
 
