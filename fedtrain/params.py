@@ -14,13 +14,13 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
-import safetensors.numpy
 
 from fedtrain.errors import ParamsError
 from fedtrain.types import Array, Params
@@ -46,6 +46,8 @@ DTYPES: Mapping[str, np.dtype] = {
 
 _MAX_HEADER_BYTES = 64 * 2**20
 _MAX_DIMENSIONS = 64
+_SMALL_BYTES = 64 * 1024
+"""Smaller arrays are copied, so that they travel together."""
 
 
 def is_float(array: Array) -> bool:
@@ -99,7 +101,8 @@ def add(params: Params, move: Params) -> dict[str, Array]:
         if is_float(old):
             acc = wide(old.dtype)
             with np.errstate(over="ignore"):
-                result[name] = np.asarray(old.astype(acc) + step.astype(acc)).astype(old.dtype)
+                result[name] = np.asarray(old.astype(acc, copy=False) + step.astype(acc, copy=False))
+                result[name] = result[name].astype(old.dtype, copy=False)
         else:
             result[name] = np.asarray(step, old.dtype)
     return result
@@ -166,13 +169,46 @@ def pack(arrays: Params, metadata: Mapping[str, str] | None = None) -> bytes:
     Raises:
         ParamsError: an array has a dtype that no model may have, or the one name that the format keeps for itself.
     """
+    return b"".join(pack_pieces(arrays, metadata))
+
+
+def pack_pieces(arrays: Params, metadata: Mapping[str, str] | None = None) -> list[memoryview]:
+    """What `pack` gives, as pieces that follow one another.
+
+    Large arrays are not copied: a piece is a view of the array's memory, which must stay unchanged until it is sent.
+
+    Raises:
+        ParamsError: as `pack`.
+    """
     if "__metadata__" in arrays:
         raise ParamsError("an array is called '__metadata__', a name that safetensors keeps for itself: rename it")
-    for name, array in arrays.items():
-        _dtype_name(name, array)
-    contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
-    # Empty metadata beside no arrays would be written as a header that nobody can read.
-    return safetensors.numpy.save(contiguous, metadata=dict(metadata) if metadata else None)
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    views, end = list[memoryview](), 0
+    # The widest elements first: then all of them are aligned.
+    for name in sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name)):
+        array = arrays[name]
+        begin, end = end, end + array.nbytes
+        header[name] = {
+            "dtype": _dtype_name(name, array),
+            "shape": array.shape,
+            "data_offsets": (begin, end),
+        }
+        views.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    pieces, small = list[memoryview](), bytearray(struct.pack("<Q", len(text)) + text)
+    for view in views:  # a thousand small arrays are not to become a thousand messages
+        if len(view) < _SMALL_BYTES:
+            small += view
+            continue
+        pieces += [memoryview(small), view]
+        small = bytearray()
+    return [*pieces, memoryview(small)]
+
+
+def num_bytes(pieces: Iterable[memoryview]) -> int:
+    """The length of what `pieces` are parts of."""
+    return sum(piece.nbytes for piece in pieces)
 
 
 class Packed(Mapping[str, Array]):
@@ -288,7 +324,8 @@ def write_file(path: Path, arrays: Params, metadata: Mapping[str, str] | None = 
     """Write a safetensors file so that `path` holds the old content or all of the new one, also after a power cut."""
     temporary = path.with_name(f".{path.name}.tmp")
     with open(temporary, "wb") as file:
-        file.write(pack(arrays, metadata))
+        for piece in pack_pieces(arrays, metadata):
+            file.write(piece)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)

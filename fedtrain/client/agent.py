@@ -374,12 +374,12 @@ class Client:
     def _deliver(self, job: _Job, outcome: Outcome) -> None:
         self._show(phase="sending")
         try:
-            answer = wire.pack_answer(outcome, job.assignment.run)
+            answer = wire.answer_pieces(outcome, job.assignment.run)
         except Exception as error:
             self._say_error(error)
             reason = f"what the trainer returned cannot be sent: {type(error).__name__}: {error}"
             outcome = Outcome(outcome.task, "failed", reason=reason, seconds=outcome.seconds)
-            answer = wire.pack_answer(outcome, job.assignment.run)
+            answer = wire.answer_pieces(outcome, job.assignment.run)
         number = outcome.task.number
 
         def send(line: Line) -> bool:

@@ -25,7 +25,7 @@ from fedtrain.errors import ConfigError, ConnectionRefused, ParamsError
 from fedtrain.flower import wire
 from fedtrain.flower.broker import Broker
 from fedtrain.observe.events import Report, quiet
-from fedtrain.params import Packed, pack, sync_folder
+from fedtrain.params import Packed, num_bytes, pack_pieces, sync_folder
 from fedtrain.security.allow import AllowList
 from fedtrain.state import start_arrays
 from fedtrain.stored import Stored
@@ -125,7 +125,7 @@ class FlowerFleet:
         self._given: dict[int, Given] = {}
         self._closed: dict[int, str] = {}
         """Settled tasks that may still be answered, and their clients."""
-        self._starts: dict[str, bytes] = {}
+        self._starts: dict[str, list[memoryview]] = {}
         self._outcomes: deque[Outcome] = deque()
         self._early_bytes = 0
         """Of small answers that are in memory."""
@@ -159,7 +159,7 @@ class FlowerFleet:
             return
         digest = tasks[0].start
         if digest not in self._starts:
-            self._starts[digest] = pack(start_arrays(start))
+            self._starts[digest] = pack_pieces(start_arrays(start))
         current = time.monotonic()
         with self._lock:
             for task in tasks:
@@ -308,7 +308,7 @@ class FlowerFleet:
             if given.message:  # it was delivered once, and the client does not have it
                 self.broker.drop(given.message)
             given.attempt, given.away = given.attempt + 1, False
-            blob = self._starts[given.task.start]
+            pieces = self._starts[given.task.start]
             message = wire.task_message(
                 given.task,
                 run=self.run,
@@ -316,7 +316,7 @@ class FlowerFleet:
                 node=member.node,
                 attempt=given.attempt,
                 now=now().timestamp(),
-                start=blob if len(blob) <= wire.INLINE_BYTES else None,
+                start=b"".join(pieces) if num_bytes(pieces) <= wire.INLINE_BYTES else None,
             )
             given.message = message.metadata.message_id
             self.broker.put(message)
@@ -335,8 +335,8 @@ class FlowerFleet:
         with self._lock:
             return run != self.run or any(number not in self._given for number in holding)
 
-    def start(self, digest: str) -> bytes | None:
-        """What tasks start from, by its digest, as long as one of them is open."""
+    def start(self, digest: str) -> list[memoryview] | None:
+        """What tasks start from, in pieces, by its digest, as long as one of them is open."""
         with self._lock:
             return self._starts.get(digest)
 
@@ -369,14 +369,14 @@ class FlowerFleet:
         """The size that an answer to a task may have: twice what it started from, and some for its head."""
         with self._lock:
             given = self._given.get(number)  # none if its round has closed a moment ago
-            start = b"" if given is None else self._starts[given.task.start]
-            return 2 * len(start) + 2 * wire.INLINE_BYTES
+            start = [] if given is None else self._starts[given.task.start]
+            return 2 * num_bytes(start) + 2 * wire.INLINE_BYTES
 
     def max_header_bytes(self, number: int) -> int:
         """The size that the header of an uploaded answer may have: parsed, it takes many times that."""
         with self._lock:
             given = self._given.get(number)
-            start = bytes(8) if given is None else self._starts[given.task.start]
+            start = memoryview(bytes(8)) if given is None else self._starts[given.task.start][0]
             (size,) = struct.unpack_from("<Q", start)
             return 4 * int(size) + 256 * 1024
 

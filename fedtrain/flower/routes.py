@@ -20,7 +20,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 from flwr.common.serde import message_from_proto, message_to_proto
@@ -34,7 +34,7 @@ from fedtrain.flower.auth import NotAuthenticated, authenticate
 from fedtrain.flower.connections import Connection
 from fedtrain.flower.fleet import FlowerFleet, Member, Receipt, client_info
 from fedtrain.flower.limits import Limits, paced
-from fedtrain.params import Packed
+from fedtrain.params import Packed, num_bytes
 from fedtrain.stored import Stored
 
 Scope = MutableMapping[str, Any]
@@ -246,23 +246,23 @@ class Routes:
         return _protobuf(response, {}, status=_STATUS_OF[receipt])
 
     async def _send_start(self, request: "_Request", digest: str) -> None:
-        blob = self._fleet.start(digest)
-        if blob is None:
+        pieces = self._fleet.start(digest)
+        if pieces is None:
             raise _json(404, {"error": "no open task starts from this"})
-        headers = [(b"content-type", b"application/octet-stream"), (b"content-length", str(len(blob)).encode())]
+        size = str(num_bytes(pieces)).encode()
+        headers = [(b"content-type", b"application/octet-stream"), (b"content-length", size)]
         await request.send({"type": "http.response.start", "status": 200, "headers": headers})
-        view, begin = memoryview(blob), 0
+        sent = 0
         try:
             async with paced(
-                lambda: begin,
-                self._limits.min_bytes_per_s,
-                wanted=lambda: self._fleet.start(digest) is not None,
+                lambda: sent, self._limits.min_bytes_per_s, wanted=lambda: self._fleet.start(digest) is not None
             ):
-                for begin in range(0, len(view), _CHUNK):
-                    more = begin + _CHUNK < len(view)
-                    await request.send(
-                        {"type": "http.response.body", "body": bytes(view[begin : begin + _CHUNK]), "more_body": more}
-                    )
+                for piece in pieces:
+                    for begin in range(0, len(piece), _CHUNK):
+                        chunk = piece[begin : begin + _CHUNK]
+                        await request.send({"type": "http.response.body", "body": chunk, "more_body": True})
+                        sent += len(chunk)
+                await request.send({"type": "http.response.body"})
         except TimeoutError:  # what is still in buffers may never be read: the connection ends with it
             request.end()
 
@@ -311,9 +311,15 @@ class Routes:
         sha = hashlib.sha256()
         try:
             with open(temporary, "wb") as file:
-                async for chunk in request.chunks(self._fleet.max_answer_bytes(number)):
-                    sha.update(chunk)
-                    file.write(chunk)
+
+                def keep(chunks: list[bytes]) -> None:
+                    for chunk in chunks:
+                        sha.update(chunk)
+                        file.write(chunk)
+
+                # In a thread, so that what takes time for one client does not hold up the others.
+                async for chunks in _grouped(request.chunks(self._fleet.max_answer_bytes(number)), _CHUNK):
+                    await asyncio.to_thread(keep, chunks)
             if sha.hexdigest() != request.headers.get(wire.SHA256_HEADER, ""):
                 raise _json(400, {"error": f"the body is not the one that {wire.SHA256_HEADER} names: send it again"})
 
@@ -384,6 +390,18 @@ class _Request:
         """Return when the client closes the connection. The body has been read before."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
+
+
+async def _grouped(chunks: AsyncIterator[bytes], size: int) -> AsyncIterator[list[bytes]]:
+    """Some of the chunks at a time, with `size` bytes together or a little more; the last have what is left."""
+    group, length = list[bytes](), 0
+    async for chunk in chunks:
+        group.append(chunk)
+        length += len(chunk)
+        if length >= size:
+            yield group
+            group, length = [], 0
+    yield group
 
 
 def _parse(message: Any, body: bytes) -> Any:

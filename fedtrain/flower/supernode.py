@@ -26,7 +26,7 @@ from flwr.proto.node_pb2 import Node
 from fedtrain.errors import ConfigError, ConnectionRefused
 from fedtrain.flower import wire
 from fedtrain.flower.auth import Signer
-from fedtrain.params import Packed
+from fedtrain.params import Packed, num_bytes
 from fedtrain.security.tls import Trust
 from fedtrain.state import start_from_arrays
 from fedtrain.types import ClientInfo, Start, Task
@@ -35,6 +35,10 @@ _CONNECT_TIMEOUT_S = 10.0
 _ANSWER_TIMEOUT_S = 30.0
 _POLL_TIMEOUT_S = 60.0
 """Longer than the server holds a pull: after that the connection is dead."""
+
+
+Body = bytes | Sequence[memoryview]
+"""Of a request; if it comes in pieces, the headers say how long it is."""
 
 
 class NotEnrolled(Exception):  # noqa: N818
@@ -125,7 +129,13 @@ class Line:
         self._connection.close()
 
     def request(
-        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None, *, timeout_s: float
+        self,
+        method: str,
+        path: str,
+        body: Body = b"",
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float,
     ) -> tuple[int, bytes, Mapping[str, str]]:
         """Send a signed request; (status, body, headers) of the answer.
 
@@ -146,7 +156,7 @@ class Line:
         return status, answer, answer_headers
 
     def _once(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str], timeout_s: float, attempt: int
+        self, method: str, path: str, body: Body, headers: Mapping[str, str], timeout_s: float, attempt: int
     ) -> tuple[int, bytes, Mapping[str, str]]:
         fresh = self._connection.sock is None
         try:
@@ -278,22 +288,27 @@ def fetch_start(line: Line, assignment: Assignment) -> Start | None:
     return start_from_arrays(Packed(blob, where="what the server sent"))
 
 
-def send_answer(line: Line, session: Session, assignment: Assignment, answer: bytes) -> bool:
-    """Deliver an answer; true if the server has it (now or before), false if it does not know the task any more.
+def send_answer(line: Line, session: Session, assignment: Assignment, answer: Sequence[memoryview]) -> bool:
+    """Deliver an answer, given in pieces; true if the server has it (now or before), false if it does not know the
+    task any more.
 
     Raises:
         Unavailable: it may not have arrived: send it again.
     """
-    if len(answer) <= wire.INLINE_BYTES:
+    size = num_bytes(answer)
+    if size <= wire.INLINE_BYTES:
         request = PushMessagesRequest(
             node=Node(node_id=session.node),
-            messages_list=[message_to_proto(wire.reply_message(assignment.message, answer))],
+            messages_list=[message_to_proto(wire.reply_message(assignment.message, b"".join(answer)))],
         )
         status, _, _ = line.request("POST", wire.PUSH_PATH, request.SerializeToString(), timeout_s=_ANSWER_TIMEOUT_S)
     else:
         path = f"{wire.UPDATES_PATH}{assignment.run}/{assignment.task.number}"
-        sha = {wire.SHA256_HEADER: hashlib.sha256(answer).hexdigest()}
-        status, _, _ = line.request("PUT", path, answer, sha, timeout_s=_ANSWER_TIMEOUT_S)
+        sha = hashlib.sha256()
+        for piece in answer:
+            sha.update(piece)
+        headers = {wire.SHA256_HEADER: sha.hexdigest(), "Content-Length": str(size)}
+        status, _, _ = line.request("PUT", path, answer, headers, timeout_s=_ANSWER_TIMEOUT_S)
     return status in (200, 201)
 
 

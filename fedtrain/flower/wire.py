@@ -20,7 +20,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.proto.message_pb2 import Message as ProtoMessage
 
 from fedtrain.errors import ParamsError
-from fedtrain.params import Packed, pack
+from fedtrain.params import Packed, pack_pieces
 from fedtrain.stored import rest
 from fedtrain.types import Outcome, Params, Task, Update
 
@@ -136,6 +136,11 @@ def pack_answer(outcome: Outcome, run: str) -> bytes:
     Raises:
         TypeError, ValueError, ParamsError: it holds something that is not a number or an array that can travel.
     """
+    return b"".join(answer_pieces(outcome, run))
+
+
+def answer_pieces(outcome: Outcome, run: str) -> list[memoryview]:
+    """What `pack_answer` gives, as pieces that follow one another: see `pack_pieces`."""
     update = outcome.update
     arrays: dict[str, Any] = {}
     head = {
@@ -152,7 +157,7 @@ def pack_answer(outcome: Outcome, run: str) -> bytes:
         head["num_steps"] = index(update.num_steps)
         arrays.update({f"delta/{name}": array for name, array in update.delta.items()})
         arrays.update({f"extra/{name}": array for name, array in update.extra.items()})
-    return pack(arrays, {"answer": json.dumps(head)})
+    return pack_pieces(arrays, {"answer": json.dumps(head)})
 
 
 def read_answer(packed: Packed, task: Task, run: str, seconds: float) -> Outcome:

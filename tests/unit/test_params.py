@@ -21,7 +21,9 @@ from fedtrain.params import (
     all_finite,
     digest,
     is_float,
+    num_bytes,
     pack,
+    pack_pieces,
     read_file,
     require_same_layout,
     subtract,
@@ -229,6 +231,28 @@ def test_what_is_packed_is_a_safetensors_file_for_other_programs_too() -> None:
     half = np.array([1.5], ml_dtypes.bfloat16)
     raw = with_header({"h": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}, half.tobytes())
     assert Packed(raw)["h"] == half
+
+
+def test_large_arrays_are_packed_without_copying_and_small_ones_together() -> None:
+    large, small = np.zeros(16384, np.float32), {f"b{index}": np.full(3, index, np.float64) for index in range(4)}
+    pieces = pack_pieces({"large": large, **small})
+    assert [piece.nbytes == large.nbytes for piece in pieces] == [False, True, False]
+    assert num_bytes(pieces) == len(b"".join(pieces)) == 8 + struct.unpack_from("<Q", pieces[0])[0] + 65536 + 4 * 24
+    large[5] = 7
+    assert Packed(b"".join(pieces))["large"][5] == 7
+
+
+def test_packed_arrays_are_aligned_to_their_elements() -> None:
+    named: Params = {
+        "a": np.zeros(3, np.uint8),
+        "b": np.zeros(1, np.float16),
+        "c": np.zeros(1),
+        "x" * 3: np.zeros(1, np.int32),
+    }
+    blob = pack(named)
+    offsets = {name: array.__array_interface__["data"][0] for name, array in Packed(blob).items()}
+    begin = np.frombuffer(blob, np.uint8).__array_interface__["data"][0]
+    assert [(offsets[name] - begin) % array.itemsize for name, array in named.items()] == [0, 0, 0, 0]
 
 
 def test_arrays_that_were_read_cannot_be_written() -> None:
