@@ -14,15 +14,16 @@ from fedtrain.transforms import identity
 
 def build(
     fraction: float = 1.0,
-    epochs: int = 1,
+    epochs: float = 1,
+    steps: int | None = None,
     learning_rate: float | None = None,
     batch_size: int | None = None,
     server_learning_rate: float = 1.0,
 ) -> Strategy:
-    """FedAvg with C = `fraction`, E = `epochs`, B = `batch_size`; None leaves a number to the client."""
+    """FedAvg with C = `fraction`, E = `epochs` (or `steps`), B = `batch_size`; None leaves a number to the client."""
     return Strategy(
         select=uniform(fraction=fraction),
-        local=sgd_epochs(epochs, learning_rate=learning_rate, batch_size=batch_size),
+        local=sgd_epochs(epochs, steps=steps, learning_rate=learning_rate, batch_size=batch_size),
         on_client=identity(),
         aggregate=weighted_mean(by_examples),
         on_server=identity(),

@@ -141,7 +141,7 @@ def test_the_command_line_wins_over_the_experiment() -> None:
             "strategy.fractoin: no such key (did you mean fraction?); there are _target_, fraction",
         ),
         ("selection.size=3", "selection.size: no selection is chosen; choose one with selection=CHOICE"),
-        ("strategy=fedavgg", "strategy: no such choice: 'fedavgg' (did you mean fedavg?); there are fedavg"),
+        ("strategy=fedavgg", "strategy: no such choice: 'fedavgg' (did you mean fedavg?); there are fedadagrad, fedadam"),
         ("experiment=quickstat", "experiment: no such choice: 'quickstat' (did you mean quickstart?)"),
         ("data=npz", "data.path: a value is needed: set data.path=VALUE"),
         ("model=custom", "model._target_: a value is needed: set model._target_=VALUE"),
@@ -408,9 +408,9 @@ def test_models_and_experiments_of_the_users_own_are_found(tmp_path: Path) -> No
 
 def test_the_help_lists_commands_keys_and_choices(tmp_path: Path) -> None:
     text = command(tmp_path, "--help").stdout
-    for part in ("fedtrain-server", "fedtrain-client", "fedtrain-sim", "cohort.answers", "strategy: fedavg"):
+    for part in ("fedtrain-server", "fedtrain-client", "fedtrain-sim", "cohort.answers", "strategy: fedadagrad"):
         assert part in text
-    assert "experiment: quickstart, quickstart_numpy" in text
+    assert "quickstart, quickstart_numpy" in text
 
 
 def write(path: Path, text: str) -> None:

@@ -75,10 +75,10 @@ def test_fedavg_hands_its_numbers_to_the_parts() -> None:
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        ({"epochs": 0}, "epochs must be > 0, found 0"),
-        ({"learning_rate": -0.1}, "learning_rate must be > 0, found -0.1"),
-        ({"learning_rate": float("nan")}, "learning_rate must be > 0, found nan"),
-        ({"batch_size": 0}, "batch_size must be > 0, found 0"),
+        ({"epochs": 0}, "epochs must be > 0 and finite, found 0"),
+        ({"learning_rate": -0.1}, "learning_rate must be > 0 and finite, found -0.1"),
+        ({"learning_rate": float("nan")}, "learning_rate must be > 0 and finite, found nan"),
+        ({"batch_size": 0}, "batch_size must be > 0 and finite, found 0"),
     ],
 )
 def test_impossible_numbers_of_the_local_algorithm_are_refused(numbers: dict[str, float], message: str) -> None:
