@@ -7,7 +7,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fedtrain.client.trainer import Evaluated, Fitted, Work
-from fedtrain.data.batches import batches, num_batches, num_steps, positive
+from fedtrain.data.batches import batches, num_batches, num_steps, positive, prescribed
 from fedtrain.data.split import Split
 from fedtrain.errors import Cancelled, ConfigError, Declined, ParamsError
 from fedtrain.local import CLIENT_HALVES
@@ -98,8 +98,11 @@ class NumpyTrainer:
         per_epoch = num_batches(len(train), batch_size)
         total = num_steps(numbers, per_epoch)
         numbers = {**numbers, "learning_rate": rate, "batch_size": batch_size, "num_steps": total}
+        given = self._data.order
+        shuffled = batches(len(train), batch_size, work.seed)
+        order = shuffled if given is None else prescribed(given, (work.round - 1) * total)
         losses: list[tuple[float, int]] = []
-        for step, batch in zip(range(total), batches(len(train), batch_size, work.seed), strict=False):
+        for step, batch in zip(range(total), order, strict=False):
             if work.cancelled():
                 raise Cancelled(f"round {work.round}: called off after {step} of {total} steps")
             loss, gradient = self._model.loss_and_gradient(params, train.inputs[batch], train.targets[batch])

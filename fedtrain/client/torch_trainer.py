@@ -15,7 +15,7 @@ from fedtrain.client.torch_arrays import layout, load_arrays, state_tensors, to_
 from fedtrain.client.torch_device import isolated, pick_device
 from fedtrain.client.torch_optim import Correction, Sgd
 from fedtrain.client.trainer import Evaluated, Fitted, Work
-from fedtrain.data.batches import batches, num_batches, num_steps, positive
+from fedtrain.data.batches import batches, num_batches, num_steps, positive, prescribed
 from fedtrain.data.split import Examples, Split
 from fedtrain.errors import Cancelled, ConfigError, Declined
 from fedtrain.local import CLIENT_HALVES
@@ -143,6 +143,7 @@ class TorchTrainer:
             name: buffer.clone() for name, buffer in self._module.named_buffers() if id(buffer) not in state
         }
         dtype = next(iter(params.values())).dtype if params else torch.float32
+        self._order = data.order
         self._train = _on_device(data.train, self._device, dtype)
         self._test = _on_device(data.test, self._device, dtype)
 
@@ -189,7 +190,8 @@ class TorchTrainer:
         batch_size = max(1, int(positive(numbers, "batch_size", self._batch_size)))
         per_epoch = num_batches(self.num_examples, batch_size, keep_single=self._keep_single)
         total = num_steps(numbers, per_epoch)
-        order = batches(self.num_examples, batch_size, work.seed, keep_single=self._keep_single)
+        shuffled = batches(self.num_examples, batch_size, work.seed, keep_single=self._keep_single)
+        order = shuffled if self._order is None else prescribed(self._order, (work.round - 1) * total)
         numbers = {**numbers, "learning_rate": rate, "batch_size": batch_size, "num_steps": total}
 
         with self._isolated(work.seed):

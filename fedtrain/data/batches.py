@@ -3,6 +3,8 @@
 import math
 from collections.abc import Iterator, Mapping
 
+import numpy as np
+
 from fedtrain.errors import Declined
 from fedtrain.random import generator
 from fedtrain.types import Array
@@ -29,6 +31,21 @@ def batches(num_examples: int, batch_size: int, seed: int, *, keep_single: bool 
         order = random.permutation(num_examples)
         for start, end in zip(starts, ends, strict=True):
             yield order[start:end]
+
+
+def prescribed(order: Array, first: int) -> Iterator[Array]:
+    """The batches of `Split.order` without end, from update `first` on.
+
+    >>> import numpy as np
+    >>> batches = prescribed(np.array([[0, 2], [1, -1]]), first=3)
+    >>> next(batches), next(batches)
+    (array([1]), array([0, 2]))
+    """
+    position = first % len(order)
+    while True:
+        row = order[position].astype(np.int64)
+        yield row[row >= 0]
+        position = (position + 1) % len(order)
 
 
 def num_batches(num_examples: int, batch_size: int, *, keep_single: bool = True) -> int:

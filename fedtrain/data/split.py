@@ -38,6 +38,12 @@ class Split:
 
     train: Examples | None
     test: Examples | None
+    order: Array | None = None
+    """Prescribed batches, to repeat a published run: training examples of each update, of shape (updates, batch size).
+
+    -1 fills a short batch. A round goes on where the one before it ended, as if all rounds had as many updates; after
+    the last row comes the first again. None: the task's seed decides.
+    """
 
 
 def require_partition(partition: int | None, num_partitions: int) -> None:

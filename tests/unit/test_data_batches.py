@@ -1,8 +1,9 @@
 from itertools import islice
 
+import numpy as np
 import pytest
 
-from fedtrain.data.batches import batches, num_batches, num_steps, positive
+from fedtrain.data.batches import batches, num_batches, num_steps, positive, prescribed
 from fedtrain.errors import Declined
 from fedtrain.random import generator
 
@@ -64,3 +65,11 @@ def test_an_impossible_amount_of_work_is_declined(numbers):
 def test_a_number_that_the_task_leaves_open_is_the_default():
     assert positive({}, "learning_rate", 0.5) == 0.5
     assert positive({"learning_rate": 0.1}, "learning_rate", 0.5) == 0.1
+
+
+def test_prescribed_batches_go_on_from_any_update_and_begin_again_after_the_last() -> None:
+    order = np.array([[3, 1], [0, -1], [2, 3]], np.int16)
+    chosen = [batch.tolist() for batch in islice(prescribed(order, 1), 4)]
+    assert chosen == [[0], [2, 3], [3, 1], [0]]
+    assert next(prescribed(order, 8)).tolist() == [2, 3]
+    assert next(prescribed(order, 0)).dtype == np.int64

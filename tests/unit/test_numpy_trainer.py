@@ -210,3 +210,22 @@ print([name for name in ("torch", "flwr") if name in sys.modules])
 """
     there = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert there.stdout.strip() == "[]"
+
+
+def test_prescribed_batches_are_trained_on_in_both_trainers_and_go_on_in_the_next_round():
+    # One example per batch: x = 1, y = 1, then x = 2, y = 3 twice; two updates a round, so round 2 begins at the third.
+    data = Split(TWO, None, order=np.array([[0], [1], [1]]))
+    start = Start({"weight": np.zeros((1, 1), np.float32), "bias": np.zeros(1, np.float32)}, {})
+    torch_line = TorchTrainer(partial(nn.Linear, 1, 1), Split(*_columns(data)), loss="mse", device="cpu")
+    for trainer, begin in ((line(data), ZEROS), (torch_line, start)):
+        steps = {"steps": 2, "learning_rate": 0.25, "batch_size": 1}
+        first = trainer.fit(begin, Work(1, ("sgd_epochs", steps), seed=1)).model
+        # from (0, 0): error -1, so (0.5, 0.5); then error 1.5 - 3, so (0.5 + 0.5 * 1.5 * 2, 0.5 + 0.5 * 1.5)
+        assert (first["weight"].item(), first["bias"].item()) == (2.0, 1.25)
+        second = trainer.fit(begin, Work(2, ("sgd_epochs", steps), seed=1)).model
+        # from (0, 0): error -3, so (3, 1.5); then the first example again: error 4.5 - 1, so (3 - 1.75, 1.5 - 1.75)
+        assert (second["weight"].item(), second["bias"].item()) == (1.25, -0.25)
+
+
+def _columns(data):
+    return Examples(data.train.inputs, data.train.targets[:, np.newaxis]), data.test, data.order
