@@ -30,9 +30,10 @@ class Puppet:
     Args:
         address: The server's ``HOST:PORT``.
         name: Its client id.
+        connection: Used to join; None: one that ends with the request.
     """
 
-    def __init__(self, address: str, name: str) -> None:
+    def __init__(self, address: str, name: str, *, connection: http.client.HTTPConnection | None = None) -> None:
         self.name = name
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
@@ -45,20 +46,29 @@ class Puppet:
             "capacity": {"num_cores": 1, "memory_bytes": 0, "devices": ["cpu"], "device_memory_bytes": 0},
             "local_algorithms": ["sgd_epochs"],
         }
-        status, body, _ = self.ask("POST", wire.ENROL_PATH, json.dumps(enrolment).encode())
+        status, body, _ = self.ask("POST", wire.ENROL_PATH, json.dumps(enrolment).encode(), connection=connection)
         assert status == 200, body
         answer = json.loads(body)
         self.node, self.run = int(answer["node"]), str(answer["run"])
 
     def ask(
-        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        connection: http.client.HTTPConnection | None = None,
     ) -> tuple[int, bytes, Mapping[str, str]]:
-        """A signed request on a connection of its own: status, body and headers of the answer."""
-        with contextlib.closing(http.client.HTTPConnection(self._host, self._port, timeout=PATIENCE_S)) as connection:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may answer before it has all
-                connection.request(method, path, body, {**self._signer.headers(), **(headers or {})})
-            response = connection.getresponse()
-            return response.status, response.read(), {k.lower(): v for k, v in response.getheaders()}
+        """A signed request, on a connection of its own if none is given: status, body and headers of the answer."""
+        if connection is None:
+            connection = http.client.HTTPConnection(self._host, self._port, timeout=PATIENCE_S)
+            with contextlib.closing(connection):
+                return self.ask(method, path, body, headers, connection=connection)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may answer before it has all
+            connection.request(method, path, body, {**self._signer.headers(), **(headers or {})})
+        response = connection.getresponse()
+        return response.status, response.read(), {k.lower(): v for k, v in response.getheaders()}
 
     def begin(self, method: str, path: str, headers: Mapping[str, str]) -> socket.socket:
         """A connection on which the head of a signed request was sent, and nothing of its body."""
@@ -98,8 +108,12 @@ class Puppet:
 
     def upload(self, number: int, answer: bytes) -> int:
         """Send an answer over the data route: the answer's status."""
+        return self.put(number, answer)[0]
+
+    def put(self, number: int, answer: bytes) -> tuple[int, bytes, Mapping[str, str]]:
+        """The same: status, body and headers of the answer."""
         sha = {wire.SHA256_HEADER: hashlib.sha256(answer).hexdigest()}
-        return self.ask("PUT", f"{wire.UPDATES_PATH}{self.run}/{number}", answer, sha)[0]
+        return self.ask("PUT", f"{wire.UPDATES_PATH}{self.run}/{number}", answer, sha)
 
     def answer(self, task: Task, delta: Params, **changes: Any) -> bytes:
         """An answer with this delta; `changes` are to its head."""
