@@ -15,10 +15,11 @@ _PIECE = 65_536
 """Elements that are looked at together: they stay in the cache, and no copy of a model is made."""
 
 
-def checked(outcome: Outcome, start: Start, cohort: Cohort | None = None) -> Outcome:
+def checked(outcome: Outcome, start: Start, cohort: Cohort | None = None, extra: Params | None = None) -> Outcome:
     """The outcome itself, or one of kind ``invalid`` with the reason, if its numbers or its update can't be used.
 
-    The cohort says how large an update and its number of examples may be; without one there is no such limit.
+    The cohort says how large an update and its number of examples may be; without one there is no such limit. For
+    `extra`, see `problem_of`.
     """
     if outcome.kind != "ok":
         return outcome
@@ -27,18 +28,26 @@ def checked(outcome: Outcome, start: Start, cohort: Cohort | None = None) -> Out
     if not problem and outcome.task.kind == "train":
         problem = "an answer without an update"
         if outcome.update is not None:
-            problem = problem_of(outcome.update, start, max_examples=max_examples, max_norm=max_norm)
+            problem = problem_of(outcome.update, start, extra, max_examples=max_examples, max_norm=max_norm)
     if not problem:
         return outcome
     return Outcome(outcome.task, "invalid", reason=problem, seconds=outcome.seconds)
 
 
-def problem_of(update: Update, start: Start, *, max_examples: int | None = None, max_norm: float | None = None) -> str:
+def problem_of(
+    update: Update,
+    start: Start,
+    extra: Params | None = None,
+    *,
+    max_examples: int | None = None,
+    max_norm: float | None = None,
+) -> str:
     """What is wrong with an update, in words; empty if nothing is.
 
     Args:
         update: To be checked; its arrays are looked at one after the other.
         start: What it starts from: the same names, shapes and dtypes are expected.
+        extra: The same for the second payload, which may be missing where there are no examples; None: any.
         max_examples: Its number of examples at most; None: 2**53.
         max_norm: The L2 norm at most, over all floating-point arrays of the delta together; None: any.
     """
@@ -47,6 +56,8 @@ def problem_of(update: Update, start: Start, *, max_examples: int | None = None,
     model = {**start.params, **start.buffers}
     try:
         require_same_layout(update.delta, model, what="the update")
+        if extra is not None and (update.extra or update.num_examples):
+            require_same_layout(update.extra, extra, what="the update's second payload")
     except ParamsError as error:
         return str(error)
     return (

@@ -9,7 +9,7 @@ from fedtrain.check import checked
 from fedtrain.fleet.fleet import Fleet
 from fedtrain.observe.events import Report, quiet
 from fedtrain.stored import rest
-from fedtrain.types import Cohort, Outcome, Start, Task
+from fedtrain.types import Cohort, Outcome, Params, Start, Task
 
 _RETRY_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Pauses before clients that failed or declined are asked again; the last one repeats."""
@@ -20,6 +20,7 @@ def collect(
     fleet: Fleet,
     start: Start,
     *,
+    extra: Params | None = None,
     report: Report = quiet,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Outcome]:
@@ -28,14 +29,24 @@ def collect(
     The round closes when all have answered, at the deadline, or `grace_s` after the quorum was reached; who has not
     answered by then is late. An answer that comes before its turn waits here. With `cohort.retry` and too few usable
     answers, the same tasks are given again to those who have none, until the quorum is reached. Only a task's first
-    usable answer counts; an answer to anything but this cohort's tasks is reported as late.
+    usable answer counts; an answer to anything but this cohort's tasks is reported as late. For `extra`, see
+    `fedtrain.check.problem_of`.
     """
-    return _Collection(cohort, fleet, start, report, clock).outcomes()
+    return _Collection(cohort, fleet, start, extra, report, clock).outcomes()
 
 
 class _Collection:
-    def __init__(self, cohort: Cohort, fleet: Fleet, start: Start, report: Report, clock: Callable[[], float]) -> None:
-        self.cohort, self.fleet, self.start, self.report, self.clock = cohort, fleet, start, report, clock
+    def __init__(
+        self,
+        cohort: Cohort,
+        fleet: Fleet,
+        start: Start,
+        extra: Params | None,
+        report: Report,
+        clock: Callable[[], float],
+    ) -> None:
+        self.cohort, self.fleet, self.start, self.extra = cohort, fleet, start, extra
+        self.report, self.clock = report, clock
         self.tasks = {task.number: task for task in cohort.tasks}
         self.waiting = set(self.tasks)
         """Numbers of the tasks that are given and not answered."""
@@ -82,7 +93,7 @@ class _Collection:
             return
         if number not in self.waiting and number not in self.unusable:
             return  # a repeated answer
-        outcome = checked(outcome, self.start, self.cohort)
+        outcome = checked(outcome, self.start, self.cohort, self.extra)
         if outcome.update is not None:  # its turn may come much later
             rest(outcome.update.delta, outcome.update.extra)
         self.tell(outcome)

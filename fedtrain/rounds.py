@@ -45,7 +45,8 @@ def run(
         cohort = plan(strategy, state, eligible, settings, start)  # who, what, seeds: decided before sending
         report_selected(cohort, report)
         began, seen = time.monotonic(), list[Outcome]()
-        state = step(strategy, state, cohort, remembered(collect(cohort, fleet, start, report=report), seen))
+        outcomes = collect(cohort, fleet, start, extra=strategy.local.extra(start), report=report)
+        state = step(strategy, state, cohort, remembered(outcomes, seen))
         save(state)
         settle(fleet, state.history[-1], seen)
         report_round(state.history[-1], time.monotonic() - began, report)
@@ -104,10 +105,11 @@ def moved_by(
     delta, on_server = strategy.on_server.apply(delta, state.on_server, generator(cohort.entropy, "on_server"))
     trainable = {name: delta[name] for name in state.params}
     move, server_optimizer = strategy.server_optimizer.apply(trainable, state.server_optimizer)
+    local = strategy.local.finish(state.local, local_acc, cohort)
+    move = strategy.local.adjust(local, move)
     rest = {**{name: delta[name] for name in delta if name not in state.params}, **discrete}
     moved = replace(state, params=arrays.add(state.params, move), buffers=arrays.add(state.buffers, rest))
     require_finite(moved, state)
-    local = strategy.local.finish(state.local, local_acc, cohort)
     return replace(moved, local=local, on_server=on_server, server_optimizer=server_optimizer)
 
 

@@ -6,7 +6,7 @@ Machine Learning Repository, 1988.
 
 The folder holds ``flamby_fed_heart.csv``, a row per patient before normalisation, with its fixed split into training
 and test rows, and ``flamby_rng_fixture.npz``, the initial weights and orders of batches of FLamby's published runs. A
-run with one of their seeds begins with those weights and trains on those batches, so its results can be compared exactly.
+run with one of their seeds begins with those weights and trains on those batches: its results can be compared exactly.
 """
 
 import csv
@@ -39,8 +39,8 @@ def load(partition: int | None, num_partitions: int, seed: int, *, path: str | o
     Features are normalised, ``(x - mean) / (sd + 1e-9)`` with n - 1 in the sd, by the hospital's own training rows; the
     server's by those of all hospitals together, so the same patient has other features there.
 
-    Batches are prescribed (`Split.order`): shuffled passes over the rows that go on from round to round. For the seeds of
-    FLamby's published runs, 42 to 46, they are the published ones, else drawn from `seed`.
+    Batches are prescribed (`Split.order`): shuffled passes over the rows that go on from round to round. For the seeds
+    42 to 46 they are those of FLamby's published runs, else drawn from `seed`.
 
     Args:
         partition: 0 .. 3, in the order of `HOSPITALS`; None for the server's view.

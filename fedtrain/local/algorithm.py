@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fedtrain.types import ClientInfo, Cohort, Params, Spec, State, Update
+from fedtrain.types import ClientInfo, Cohort, Params, Spec, Start, State, Update
 
 Tensors = Mapping[str, Any]
 """Named arrays of whatever library trains: only ``+``, ``-`` and ``*`` are used on them."""
@@ -21,6 +21,13 @@ class Local(NamedTuple):
     """(accumulator or None, counted update) -> accumulator; called in cohort order."""
     finish: Callable[[State, Any, Cohort], State]
     """(state, accumulator or None, cohort) -> state after the round; not called for a skipped round."""
+    extra: Callable[[Start], Params] = lambda start: {}
+    """Arrays with the names, shapes and dtypes that an update's second payload must have; their values mean nothing.
+
+    An update with another is invalid, so that `fold` can rely on it. A client without examples sends none.
+    """
+    adjust: Callable[[State, Params], Params] = lambda state, move: move
+    """(state after the round, what the server optimizer adds to the model) -> what is added instead."""
 
 
 class ClientHalf(NamedTuple):
@@ -34,3 +41,9 @@ class ClientHalf(NamedTuple):
     """(gradient, params, start, payload, client_state, numbers) -> the gradient to step along."""
     finish: Callable[[Tensors, Tensors, Tensors, State, Mapping[str, float]], tuple[Tensors, State]]
     """(start, params, payload, client_state, numbers) -> (second payload, new client state)."""
+    begin: Callable[[Callable[[], Tensors], State, Mapping[str, float]], State] | None = None
+    """(gradient_at_start, client_state, numbers) -> the client state that `correct` and `finish` are given.
+
+    ``gradient_at_start()`` is the gradient of the loss over all of the client's examples at the model that it starts
+    from: a whole pass over the data. None: the client state is given as it is.
+    """
