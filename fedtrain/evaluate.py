@@ -9,6 +9,7 @@ from fedtrain.fleet.fleet import Fleet
 from fedtrain.metrics import mean_metrics, metrics_by_client
 from fedtrain.observe.events import Report, quiet
 from fedtrain.plan import CohortSettings, plan_evaluation
+from fedtrain.precision import rounded_start
 from fedtrain.rounds import Evaluate
 from fedtrain.state import RunState
 from fedtrain.types import Start
@@ -21,6 +22,7 @@ def evaluation(
 ) -> Evaluate:
     """Measure the model every `every` rounds, and after the last of `rounds`.
 
+    Clients measure the model that they receive, which is rounded where there is a ``wire_dtype``; the server its own.
     What the server measures with `trainer` goes before what the clients' mean says, where both have a metric.
     """
 
@@ -29,7 +31,7 @@ def evaluation(
             return state
         record = state.history[-1]
         if where in ("clients", "both"):
-            start = Start(state.params, state.buffers)
+            start = rounded_start(Start(state.params, state.buffers), settings.wire_dtype)
             cohort = plan_evaluation(state, fleet.clients(), settings, start)
             outcomes = list(collect(cohort, fleet, start, report=report))
             for outcome in outcomes:

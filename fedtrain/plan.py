@@ -4,15 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fedtrain.precision import rounded_start
 from fedtrain.random import derived_seed, generator
 from fedtrain.state import RunState, start_digest
 from fedtrain.strategy import Strategy
-from fedtrain.types import ClientInfo, Cohort, Start, Task
+from fedtrain.types import ClientInfo, Cohort, Start, Task, WireDtype
 
 
 @dataclass(frozen=True)
 class CohortSettings:
-    """How many must be there, are asked, must answer; and how long each may take."""
+    """How many must be there, are asked, must answer; how long each may take, and what they exchange."""
 
     connected: int = 1
     """Clients that must be connected before a round is planned, >= 1."""
@@ -32,6 +33,8 @@ class CohortSettings:
     """An update with a larger L2 norm over all its floating-point arrays is invalid, > 0; None: any may be."""
     max_examples: int | None = None
     """An answer that counts more examples is invalid, >= 1; None: up to 2**53."""
+    wire_dtype: WireDtype | None = None
+    """Model and deltas travel rounded to this dtype, their float32 arrays in half the bytes; None: as they are."""
 
     @property
     def needed(self) -> int:
@@ -39,9 +42,13 @@ class CohortSettings:
         return max(self.connected, self.answers or 1)
 
 
-def start_of(strategy: Strategy, state: RunState) -> Start:
-    """What the next round's tasks begin at."""
-    return Start(state.params, state.buffers, strategy.local.payload(state.local))
+def start_of(strategy: Strategy, state: RunState, wire_dtype: WireDtype | None = None) -> Start:
+    """What the next round's tasks begin at.
+
+    Raises:
+        ParamsError: a value of the model is beyond the range of `wire_dtype`.
+    """
+    return rounded_start(Start(state.params, state.buffers, strategy.local.payload(state.local)), wire_dtype)
 
 
 def plan(
@@ -65,6 +72,7 @@ def plan(
             deadline_s=settings.deadline_s,
             probability=probability,
             num_examples=client.num_examples,
+            wire_dtype=settings.wire_dtype,
         )
         for index, (client, probability) in enumerate(chosen)
     )
@@ -99,6 +107,7 @@ def plan_evaluation(state: RunState, clients: Sequence[ClientInfo], settings: Co
             deadline_s=settings.deadline_s,
             num_examples=client.num_examples,
             kind="evaluate",
+            wire_dtype=settings.wire_dtype,
         )
         for index, client in enumerate(sorted(clients, key=lambda client: client.id))
     )

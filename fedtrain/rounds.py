@@ -41,7 +41,7 @@ def run(
     """
     while state.round < rounds:
         eligible = wait_for_clients(fleet, settings, state.round + 1, report)
-        start = start_of(strategy, state)
+        start = start_of(strategy, state, settings.wire_dtype)
         cohort = plan(strategy, state, eligible, settings, start)  # who, what, seeds: decided before sending
         report_selected(cohort, report)
         began, seen = time.monotonic(), list[Outcome]()

@@ -144,6 +144,19 @@ class Cohort:
 
 
 @dataclass
+class Wire:
+    """What travels between server and clients."""
+
+    dtype: str | None
+    """``bfloat16`` or ``float16``: float32 arrays of model and updates travel rounded to it; null: as they are."""
+
+    def check(self) -> None:
+        """Raise a `ConfigError` if a value is impossible."""
+        if self.dtype is not None:
+            _require_choice("wire.dtype", self.dtype, "bfloat16", "float16", "null")
+
+
+@dataclass
 class Evaluation:
     """Where and how often the global model is measured on held-out data."""
 
@@ -178,6 +191,7 @@ class Config:
     clients: Clients
     client: Client
     cohort: Cohort
+    wire: Wire
     evaluation: Evaluation
     strategy: dict[str, Any]
     """Gives a `Strategy`; its arguments are the strategy's numbers."""
@@ -207,7 +221,7 @@ class Config:
         fits = partition is None or (_is_int(partition) and 0 <= partition < cast(int, count))
         require(fits, "data.partition", f"a whole number in [0, {count}) (data.num_partitions), or null", partition)
         # After the data: cohort.connected is often data.num_partitions, and that is the key to name then.
-        for part in (self.server, self.clients, self.client, self.cohort, self.evaluation):
+        for part in (self.server, self.clients, self.client, self.cohort, self.wire, self.evaluation):
             part.check()
 
     @property

@@ -22,7 +22,7 @@ from fedtrain.run_folder import EVENTS, MODEL, RESULT
 from fedtrain.schema import Config
 from fedtrain.state import RunState
 from fedtrain.strategy import Strategy
-from fedtrain.types import Start
+from fedtrain.types import Start, WireDtype
 
 RunStatus = Literal["completed", "failed", "stopped"]
 
@@ -156,8 +156,8 @@ def initial_model(config: Config, trainer: Trainer) -> Start:
 
 
 def cohort_settings(config: Config) -> CohortSettings:
-    """The cohort's settings, from the configuration."""
-    return CohortSettings(**vars(config.cohort))
+    """What a round needs to know of the configuration."""
+    return CohortSettings(**vars(config.cohort), wire_dtype=cast(WireDtype | None, config.wire.dtype))
 
 
 def final_metrics(state: RunState) -> dict[str, Any]:

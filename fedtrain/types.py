@@ -18,6 +18,8 @@ State = Any
 
 OutcomeKind = Literal["ok", "declined", "failed", "late", "invalid", "lost"]
 TaskKind = Literal["train", "evaluate"]
+WireDtype = Literal["bfloat16", "float16"]
+"""What float32 arrays may be rounded to, so that they travel in half the bytes."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class Task:
     """With which the client was included, in (0, 1]."""
     num_examples: int = 0
     kind: TaskKind = "train"
+    wire_dtype: WireDtype | None = None
+    """Its model was rounded to this dtype, and its delta is to be; None: to none."""
 
 
 @dataclass(frozen=True)
@@ -146,4 +150,5 @@ __all__ = [
     "Task",
     "TaskKind",
     "Update",
+    "WireDtype",
 ]

@@ -8,6 +8,7 @@ from operator import index
 from fedtrain import params as arrays
 from fedtrain.client.trainer import Trainer, Work
 from fedtrain.errors import Cancelled, Declined
+from fedtrain.precision import HALVES, rounded
 from fedtrain.random import generator
 from fedtrain.transforms import ON_CLIENT, Transform, chain
 from fedtrain.types import Outcome, Params, Start, State, Task, Update
@@ -95,11 +96,14 @@ class Worker:
         if name not in self._trainer.local_algorithms:
             can = ", ".join(self._trainer.local_algorithms) or "none"
             raise Declined(f"this client's trainer can't do the local algorithm {name!r}, only: {can}")
+        if task.wire_dtype is not None and task.wire_dtype not in HALVES:
+            raise Declined(f"this client can't send {task.wire_dtype!r}: update fedtrain on this client")
         transform = _transform(task)
         fitted = self._trainer.fit(start, Work(task.round, task.local, task.seed, self._state, cancelled, progress))
         metrics, num_examples, num_steps = _floats(fitted.metrics), index(fitted.num_examples), index(fitted.num_steps)
         delta: Params = arrays.subtract(fitted.model, {**start.params, **start.buffers})
         delta, _ = transform.apply(delta, transform.init(delta), generator(task.seed, "on_client"))
+        delta = rounded(delta, task.wire_dtype, what="the update")
         self._pending = {task.number: fitted.client_state}
         update = Update(task, delta, num_examples, num_steps, metrics, fitted.extra)
         return Outcome(task, "ok", update, metrics, num_examples)

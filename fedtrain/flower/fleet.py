@@ -25,9 +25,8 @@ from fedtrain.errors import ConfigError, ConnectionRefused, ParamsError
 from fedtrain.flower import wire
 from fedtrain.flower.broker import Broker
 from fedtrain.observe.events import Report, quiet
-from fedtrain.params import Packed, num_bytes, pack_pieces, sync_folder
+from fedtrain.params import Packed, num_bytes, sync_folder
 from fedtrain.security.allow import AllowList
-from fedtrain.state import start_arrays
 from fedtrain.stored import Stored
 from fedtrain.types import ClientInfo, Outcome, Start, Task
 
@@ -159,7 +158,7 @@ class FlowerFleet:
             return
         digest = tasks[0].start
         if digest not in self._starts:
-            self._starts[digest] = pack_pieces(start_arrays(start))
+            self._starts[digest] = wire.start_pieces(start, tasks[0].wire_dtype)
         current = time.monotonic()
         with self._lock:
             for task in tasks:

@@ -28,7 +28,6 @@ from fedtrain.flower import wire
 from fedtrain.flower.auth import Signer
 from fedtrain.params import Packed, num_bytes
 from fedtrain.security.tls import Trust
-from fedtrain.state import start_from_arrays
 from fedtrain.types import ClientInfo, Start, Task
 
 _CONNECT_TIMEOUT_S = 10.0
@@ -285,7 +284,7 @@ def fetch_start(line: Line, assignment: Assignment) -> Start | None:
         status, blob, _ = line.request("GET", wire.STARTS_PATH + assignment.task.start, timeout_s=_ANSWER_TIMEOUT_S)
         if status != 200:
             return None
-    return start_from_arrays(Packed(blob, where="what the server sent"))
+    return wire.read_start(Packed(blob, where="what the server sent"), assignment.task.wire_dtype)
 
 
 def send_answer(line: Line, session: Session, assignment: Assignment, answer: Sequence[memoryview]) -> bool:

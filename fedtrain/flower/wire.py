@@ -12,6 +12,7 @@ from dataclasses import asdict
 from operator import index
 from typing import Any
 
+import numpy as np
 from flwr.app import Message, RecordDict
 from flwr.app.message import ConfigRecord
 from flwr.app.message.message import make_message
@@ -21,8 +22,10 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 
 from fedtrain.errors import ParamsError
 from fedtrain.params import Packed, pack_pieces
+from fedtrain.precision import narrowed, widened
+from fedtrain.state import start_arrays, start_from_arrays
 from fedtrain.stored import rest
-from fedtrain.types import Outcome, Params, Task, Update
+from fedtrain.types import Outcome, Params, Start, Task, Update, WireDtype
 
 PROTOCOL = 1
 """Version of what is described here; server and client must have the same."""
@@ -48,6 +51,8 @@ TIME_HEADER = "fedtrain-time"
 SHA256_HEADER = "fedtrain-sha256"
 """Of an uploaded body, in hex."""
 
+_FLOAT32 = "float32"
+"""Metadata of a buffer: names (JSON) of the arrays that are float32 and travel in the task's ``wire_dtype``."""
 _RECORD = "fedtrain"
 _TTL_S = 10 * 365 * 86_400.0  # deadlines are the round's business; a message never expires by the wall clock
 _PREFIXES = ("delta/", "extra/")
@@ -86,6 +91,41 @@ def read_task(message: Message) -> tuple[Task, str, bytes | None]:
     values["on_client"] = tuple((name, numbers) for name, numbers in values["on_client"])
     start = record.get("start")
     return Task(**values), str(record["run"]), start if isinstance(start, bytes) else None
+
+
+def start_pieces(start: Start, wire_dtype: WireDtype | None) -> list[memoryview]:
+    """What tasks start from as bytes, in pieces that follow one another: see `pack_pieces`."""
+    return _pieces(start_arrays(start), ("params/", "buffers/"), wire_dtype, {})
+
+
+def read_start(packed: Packed, wire_dtype: WireDtype | None) -> Start:
+    """The inverse of `start_pieces`.
+
+    Raises:
+        ParamsError: the names are not those of a start.
+    """
+    halved = _halved(packed) if wire_dtype else frozenset()
+    return start_from_arrays(
+        {name: widened(array, wire_dtype) if wire_dtype and name in halved else array for name, array in packed.items()}
+    )
+
+
+def _pieces(
+    arrays: Params, prefixes: tuple[str, ...], wire_dtype: WireDtype | None, metadata: Mapping[str, str]
+) -> list[memoryview]:
+    if wire_dtype is None:
+        return pack_pieces(arrays, metadata)
+    halved = [name for name in arrays if name.startswith(prefixes) and arrays[name].dtype == np.float32]
+    arrays = {**arrays, **{name: narrowed(arrays[name], wire_dtype) for name in halved}}
+    return pack_pieces(arrays, {**metadata, _FLOAT32: json.dumps(halved)})
+
+
+def _halved(packed: Packed) -> frozenset[str]:
+    """The arrays that are float32 and travel in half precision, as the sender says."""
+    try:
+        return frozenset(map(str, json.loads(packed.metadata[_FLOAT32])))
+    except (KeyError, TypeError, ValueError, RecursionError):  # then an array has a dtype that the model has not
+        return frozenset()
 
 
 def reply_message(to: Message, answer: bytes) -> Message:
@@ -157,7 +197,7 @@ def answer_pieces(outcome: Outcome, run: str) -> list[memoryview]:
         head["num_steps"] = index(update.num_steps)
         arrays.update({f"delta/{name}": array for name, array in update.delta.items()})
         arrays.update({f"extra/{name}": array for name, array in update.extra.items()})
-    return pack_pieces(arrays, {"answer": json.dumps(head)})
+    return _pieces(arrays, ("delta/",), outcome.task.wire_dtype, {"answer": json.dumps(head)})
 
 
 def read_answer(packed: Packed, task: Task, run: str, seconds: float) -> Outcome:
@@ -187,7 +227,7 @@ def read_answer(packed: Packed, task: Task, run: str, seconds: float) -> Outcome
         for name in packed:
             if not name.startswith(_PREFIXES):
                 return invalid(f"the answer holds an array {name!r} that is neither delta/ nor extra/")
-        delta, extra = Group(packed, "delta/"), Group(packed, "extra/")
+        delta, extra = Group(packed, "delta/", task.wire_dtype), Group(packed, "extra/")
         update = Update(task, delta, num_examples, num_steps, measured, extra)
     return Outcome(task, kind, update, measured, num_examples, _printable(reason), seconds)
 
@@ -208,14 +248,16 @@ def _printable(text: str) -> str:
 
 
 class Group(Mapping[str, Any]):
-    """The arrays whose names begin with a prefix, without it; each is read when it is used."""
+    """The arrays whose names begin with a prefix, without it; each is read, and widened, when it is used."""
 
-    def __init__(self, packed: Params, prefix: str) -> None:
-        self._packed, self._prefix = packed, prefix
+    def __init__(self, packed: Packed, prefix: str, wire_dtype: WireDtype | None = None) -> None:
+        self._packed, self._prefix, self._wire_dtype = packed, prefix, wire_dtype
         self._names = [name[len(prefix) :] for name in packed if name.startswith(prefix)]
+        self._halved = _halved(packed) if wire_dtype else frozenset[str]()
 
     def __getitem__(self, name: str) -> Any:
-        return self._packed[self._prefix + name]
+        array = self._packed[self._prefix + name]
+        return widened(array, self._wire_dtype) if self._wire_dtype and self._prefix + name in self._halved else array
 
     def __iter__(self) -> Any:
         return iter(self._names)

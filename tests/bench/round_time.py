@@ -177,7 +177,7 @@ def be_server(job: dict[str, Any]) -> None:
     fleet = FlowerFleet(new_run_id(), folder, report=report)
     certificate = ServerCertificate(paths["certificate"], paths["key"]) if paths else None
     strategy = Strategy(select=uniform(case.num_clients), local=sgd_epochs(1), aggregate=weighted_mean(by_examples))
-    settings = CohortSettings(connected=case.num_clients, answers=case.num_clients)
+    settings = CohortSettings(connected=case.num_clients, answers=case.num_clients, wire_dtype=job["dtype"])
     start = Constant(case).initial(0)
     with serving(fleet, "127.0.0.1", 0, certificate=certificate) as (_, port):
         print(port, flush=True)

@@ -330,7 +330,7 @@ def test_the_help_names_every_key() -> None:
     groups = {"strategy", "model", "data", "trainer"}
     slots = {"selection", "local", "on_client", "aggregation", "on_server", "server_optimizer"}
     names = [name for name in keys(compose([])) if name not in groups | slots]
-    assert len(names) == 33
+    assert len(names) == 34
     for name in [*names, "model.initial", "data.partition", "data.num_partitions"]:
         assert re.search(rf"^  {re.escape(name)} ", text, re.MULTILINE), name
 
