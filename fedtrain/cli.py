@@ -27,13 +27,14 @@ _INTERRUPTED = 130
 def server(config: Config) -> int:
     """Wait for clients, run the rounds, keep the model."""
     _stop_on_signals()
+    for chatty in ("alembic", "uvicorn"):  # what they have to say is not the operator's business
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     wanted, (certificate, allow) = config.server, _protection(config)
     from fedtrain.flower.fleet import FlowerFleet, new_run_id
     from fedtrain.flower.limits import Limits
     from fedtrain.flower.server import serving
 
-    for chatty in ("alembic", "flwr", "uvicorn"):  # what they have to say is not the operator's business
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("flwr").setLevel(logging.WARNING)  # Flower sets its own level when it is imported
     strategy, trainer = build_strategy(config), build_trainer(config, partition=None)
     with (
         run_folder(Path(config.run_dir)) as folder,
