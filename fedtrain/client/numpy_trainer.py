@@ -1,14 +1,14 @@
 """A trainer for models written in NumPy: no torch on the client."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.random import Generator
 
 from fedtrain.client.trainer import Evaluated, Fitted, Work
 from fedtrain.data.batches import batches, num_batches, num_steps, positive, prescribed
-from fedtrain.data.split import Split
+from fedtrain.data.split import Examples, Split
 from fedtrain.errors import Cancelled, ConfigError, Declined, ParamsError
 from fedtrain.local import CLIENT_HALVES
 from fedtrain.params import is_float, require_same_layout
@@ -98,6 +98,9 @@ class NumpyTrainer:
         per_epoch = num_batches(len(train), batch_size)
         total = num_steps(numbers, per_epoch)
         numbers = {**numbers, "learning_rate": rate, "batch_size": batch_size, "num_steps": total}
+        state = work.client_state
+        if half.begin is not None:
+            state = half.begin(lambda: self._gradient(params, train), state, numbers)
         given = self._data.order
         shuffled = batches(len(train), batch_size, work.seed)
         order = shuffled if given is None else prescribed(given, (work.round - 1) * total)
@@ -106,19 +109,19 @@ class NumpyTrainer:
             if work.cancelled():
                 raise Cancelled(f"round {work.round}: called off after {step} of {total} steps")
             loss, gradient = self._model.loss_and_gradient(params, train.inputs[batch], train.targets[batch])
-            gradient = half.correct(gradient, params, start.params, start.payload, work.client_state, numbers)
+            gradient = half.correct(gradient, params, start.params, start.payload, state, numbers)
             for key, array in params.items():
                 array -= (rate * gradient[key]).astype(array.dtype, copy=False)
             if step >= total - per_epoch:
                 losses.append((loss, len(batch)))
             work.progress((step + 1) / total)
-        extra, client_state = half.finish(start.params, params, start.payload, work.client_state, numbers)
+        extra, client_state = half.finish(start.params, params, start.payload, state, numbers)
         return Fitted(
             model=params,
             num_examples=len(train),
             num_steps=total,
             metrics={"loss": sum(loss * size for loss, size in losses) / sum(size for _, size in losses)},
-            extra=extra,
+            extra={key: _like(array, params.get(key)) for key, array in extra.items()},
             client_state=client_state,
         )
 
@@ -133,6 +136,16 @@ class NumpyTrainer:
             return None
         require_same_layout(self._layout, model, what="the model to evaluate")
         return Evaluated(len(test), dict(self._model.metrics(model, test.inputs, test.targets)))
+
+    def _gradient(self, params: Params, train: Examples) -> Params:
+        """The gradient of the loss over all examples, in the dtypes of the parameters."""
+        _, gradient = self._model.loss_and_gradient(params, train.inputs, train.targets)
+        return {name: _like(array, params[name]) for name, array in gradient.items()}
+
+
+def _like(array: Any, param: Array | None) -> Array:
+    """An array (a number, if it has no dimensions) in the dtype of the parameter of that name."""
+    return np.asarray(array, None if param is None else param.dtype)
 
 
 def _float_arrays(arrays: Params) -> dict[str, Array]:

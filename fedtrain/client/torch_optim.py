@@ -1,6 +1,6 @@
 """How a step is taken on torch tensors: SGD, and a local algorithm's correction of the gradient."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,7 @@ class Correction:
         work: Work,
         numbers: Mapping[str, float],
         device: torch.device,
+        gradient_at_start: Callable[[], Mapping[str, Tensor]],
     ) -> None:
         def tensor(leaf: Any) -> Any:
             return to_tensor(leaf, device) if isinstance(leaf, np.ndarray) else leaf
@@ -65,6 +66,8 @@ class Correction:
         self._start = {name: value.clone() for name, value in self._values.items()}
         self._payload = {name: to_tensor(array, device) for name, array in start.payload.items()}
         self._client_state = map_state(tensor, work.client_state)
+        if half.begin is not None:
+            self._client_state = half.begin(gradient_at_start, self._client_state, numbers)
         self._numbers = numbers
 
     @torch.no_grad()

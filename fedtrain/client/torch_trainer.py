@@ -198,7 +198,9 @@ class TorchTrainer:
             params = self._load({**start.params, **start.buffers})
             correction = None
             if half is not CLIENT_HALVES["sgd_epochs"]:
-                correction = Correction(half, params, start, work, numbers, self._device)
+                correction = Correction(
+                    half, params, start, work, numbers, self._device, lambda: self._whole_gradient(params)
+                )
             optimizer = self._new_optimizer(list(params.values()), rate)
             self._module.train()
             losses: list[Tensor] = []
@@ -255,7 +257,7 @@ class TorchTrainer:
                     sums[name] += _sum(metric(outputs, y), len(x))
         return Evaluated(len(inputs), {name: value / len(inputs) for name, value in sums.items()})
 
-    def _backward(self, params: Mapping[str, Tensor], indices: Any) -> Tensor:
+    def _backward(self, params: Mapping[str, Tensor], indices: Any, *, clip: bool = True) -> Tensor:
         assert self._train is not None
         inputs, targets = self._train
         batch = torch.from_numpy(indices).to(self._device)
@@ -264,9 +266,22 @@ class TorchTrainer:
         with self._forward():
             loss = self._loss(self._module(inputs.index_select(0, batch)), targets.index_select(0, batch))
         loss.backward()  # type: ignore[no-untyped-call]
-        if self._clip_grad_norm is not None:
+        if clip and self._clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(params.values(), self._clip_grad_norm)
         return loss.detach()
+
+    def _whole_gradient(self, params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The gradient of the loss over all training examples, without dropout, and with the statistics as they are."""
+        assert self._train is not None
+        self._module.eval()
+        sums = {name: torch.zeros_like(param) for name, param in params.items()}
+        for first in range(0, self.num_examples, self._eval_batch_size):
+            indices = np.arange(first, min(first + self._eval_batch_size, self.num_examples))
+            self._backward(params, indices, clip=False)
+            for name, param in params.items():
+                if param.grad is not None:
+                    sums[name].add_(param.grad, alpha=len(indices) / self.num_examples)
+        return sums
 
     def _forward(self) -> AbstractContextManager[Any]:
         return torch.autocast(self._device.type, torch.bfloat16) if self._autocast else nullcontext()

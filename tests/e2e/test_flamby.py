@@ -30,6 +30,8 @@ pytestmark = pytest.mark.skipif(
 
 METHODS = {
     "fedavg": "FedAvg100",
+    "fedprox": "FedProx100",
+    "scaffold": "Scaffold100",
     "fedadam": "FedAdam100",
     "fedyogi": "FedYogi100",
     "fedadagrad": "FedAdagrad100",
