@@ -1,11 +1,13 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtrain.aggregation import Aggregator, DiscreteMean, by_examples, equally, weighted_mean
+from fedtrain.aggregation import Aggregator, DiscreteMean, by_examples, equally, normalised_mean, weighted_mean
 from fedtrain.aggregation.weighted_mean import _CHUNK, fold
-from fedtrain.errors import AggregationError, TooFew
+from fedtrain.errors import AggregationError, StrategyError, TooFew
 from fedtrain.params import BFLOAT16
 from fedtrain.testing import cohort_of, update_of
 from fedtrain.types import Cohort, Params, Update
@@ -174,3 +176,47 @@ def test_long_integers_are_within_a_half_of_the_exact_mean(start: int, answers: 
         return
     twice_the_error = 2 * abs(result * total - weighted)
     assert twice_the_error < total or (twice_the_error == total and result % 2 == 0)
+
+
+# The normalised mean
+
+
+def stepped(delta: float, num_steps: int, num_examples: int = 1) -> Update:
+    return replace(update_of({"w": np.array([delta])}, num_examples), num_steps=num_steps)
+
+
+def test_the_normalised_mean_averages_deltas_per_step_and_takes_the_mean_number_of_steps() -> None:
+    # weights 1/4, 3/4: per step 2 / 4 + 3 * 3 / 4 = 2.75; steps 2/4 + 3/4 = 1.25
+    updates = [stepped(4.0, 2, 1), stepped(3.0, 1, 3)]
+    assert normalised_mean()(updates, cohort_of(2))["w"].tolist() == [2.75 * 1.25]
+    # equally: (2 + 3) / 2 * (2 + 1) / 2
+    assert normalised_mean(equally)(updates, cohort_of(2))["w"].tolist() == [2.5 * 1.5]
+
+
+def test_with_equal_steps_the_normalised_mean_is_the_mean() -> None:
+    updates = [stepped(4.0, 5, 1), stepped(2.0, 5, 3)]
+    for momentum in (0.0, 0.9):
+        got = normalised_mean(momentum=momentum)(updates, cohort_of(2))
+        assert got["w"] == pytest.approx([2.5], rel=1e-14)
+
+
+def test_momentum_counts_all_that_a_gradient_moves() -> None:
+    # momentum 0.5, two steps: velocities g and 1.5 g, so 2.5 gradients; one step: 1
+    got = normalised_mean(equally, momentum=0.5)([stepped(5.0, 2), stepped(3.0, 1)], cohort_of(2))
+    assert got["w"] == pytest.approx([(5 / 2.5 + 3 / 1) / 2 * (2.5 + 1) / 2], rel=1e-14)
+
+
+def test_an_update_without_steps_has_no_weight() -> None:
+    updates = [stepped(4.0, 2), stepped(9.0, 0)]
+    assert normalised_mean()(updates, cohort_of(2))["w"].tolist() == [4.0]
+    with pytest.raises(TooFew):
+        normalised_mean()([stepped(9.0, 0)], cohort_of(1))
+
+
+def test_a_normalised_mean_that_overflows_is_refused() -> None:
+    updates = [stepped(1e300, 1), stepped(0.0, 10**15)]
+    with pytest.raises(AggregationError, match="normalised mean of 'w' is not finite in float64"):
+        normalised_mean()(updates, cohort_of(2))
+    for momentum in (1.0, -0.1):
+        with pytest.raises(StrategyError, match="momentum must be in"):
+            normalised_mean(momentum=momentum)
