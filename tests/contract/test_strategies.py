@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -10,14 +11,18 @@ from typing import Any
 import fedtrain.strategies
 import numpy as np
 import pytest
+import torch
 from fakes import people
 from lines import numpy_line, pair
+from resnet import ResNet18
 
 import fedtrain.server_optimizers
 from fedtrain import Strategy
 from fedtrain.aggregation import equally, weighted_mean
 from fedtrain.check import checked
+from fedtrain.client.torch_trainer import TorchTrainer
 from fedtrain.config import build_strategy, compose
+from fedtrain.data import Examples, Split
 from fedtrain.fleet import MemoryFleet
 from fedtrain.local import CLIENT_HALVES, sgd_epochs
 from fedtrain.params import BFLOAT16, digest, is_float
@@ -269,6 +274,38 @@ def test_one_client_learns(name: str) -> None:
     inputs, targets = np.array([[1.0], [2.0]]), np.array([[2.0], [3.5]])
     loss = [line._model.loss_and_gradient(params, inputs, targets)[0] for params in (pair(0, 0), state.params)]
     assert loss[1] < 0.5 * loss[0]
+
+
+# A network with batch normalisation
+
+
+def test_a_resnet_has_the_arrays_of_resnet_18() -> None:
+    module = ResNet18(num_classes=1000)
+    assert sum(parameter.numel() for parameter in module.parameters()) == 11_689_512
+    assert len(module.state_dict()) == 122
+
+
+@every_strategy
+def test_a_resnet_is_trained_with_its_statistics_and_loads_again(name: str) -> None:
+    random, make = np.random.default_rng(0), partial(ResNet18, num_classes=2, in_channels=1, width=4)
+    trainers = {}
+    for number, client in enumerate("ab"):
+        images = Examples(random.normal(number, 1, (5, 1, 16, 16)).astype(np.float32), np.array([0, 1, 0, 1, 0]))
+        options: dict[str, Any] = {"batch_size": 2, "learning_rate": 0.05, "device": "cpu", "threads": 1}
+        trainers[client] = TorchTrainer(make, Split(images, None), **options)
+    strategy, start = built(name), trainers["a"].initial(0)
+    state = trained(strategy, MemoryFleet(trainers), first(strategy, start), 2)
+    assert [record.skipped for record in state.history] == ["", ""]
+
+    arrays = state.model
+    module = make()
+    module.load_state_dict({key: torch.from_numpy(array.copy()) for key, array in arrays.items()}, strict=True)
+    assert all(tensor.dtype == torch.from_numpy(arrays[key]).dtype for key, tensor in module.state_dict().items())
+    counters = [array for key, array in arrays.items() if key.endswith("num_batches_tracked")]
+    assert len(counters) == 20
+    assert all((array == 4).all() for array in counters)  # 5 images in batches of 2 and 3, in each of 2 rounds
+    variances = [array for key, array in arrays.items() if key.endswith("running_var")]
+    assert all((array > 0).all() and not (array == 1).all() for array in variances)
 
 
 # The folders
