@@ -141,7 +141,7 @@ def test_the_command_line_wins_over_the_experiment() -> None:
             "strategy.fractoin: no such key (did you mean fraction?); there are _target_, fraction",
         ),
         ("selection.size=3", "selection.size: no selection is chosen; choose one with selection=CHOICE"),
-        ("strategy=fedavgg", "strategy: no such choice: 'fedavgg' (did you mean fedavg?); there are fedadagrad, fedadam"),
+        ("strategy=fedavgg", "strategy: no such choice: 'fedavgg' (did you mean fedavg?); there are fedadagrad"),
         ("experiment=quickstat", "experiment: no such choice: 'quickstat' (did you mean quickstart?)"),
         ("data=npz", "data.path: a value is needed: set data.path=VALUE"),
         ("model=custom", "model._target_: a value is needed: set model._target_=VALUE"),
