@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
+import psutil  # type: ignore[import-untyped, unused-ignore]
 
 from fedtrain.client.trainer import Evaluated, Fitted, Work
 from fedtrain.types import Params, Start
@@ -75,6 +75,8 @@ class Timing:
     """Resident memory of the server's processes; Flower's: of SuperLink, SuperExec and ServerApp together."""
     requests: float | None = None
     """Requests per client and round that the server has seen."""
+    mb: float | None = None
+    """Megabytes (1e6) of bodies per client and round, both directions together."""
     server_cpu_s: float | None = None
     """Processor time of the server per round; says more than the clock on a busy machine."""
     client_cpu_s: float | None = None
@@ -155,13 +157,22 @@ def be_server(job: dict[str, Any]) -> None:
     from fedtrain.security.tls import ServerCertificate
     from fedtrain.selection import uniform
 
-    num_requests, ends, counts, cpu_s = 0, list[float](), list[int](), list[float]()
+    num_requests, num_bytes, ends, counts = 0, 0, list[float](), list[tuple[int, int, float]]()
     handle = Routes.__call__
 
     async def counted(routes: Routes, scope: Any, receive: Any, send: Any) -> None:
         nonlocal num_requests
         num_requests += 1
-        await handle(routes, scope, receive, send)
+
+        def count(event: Any) -> Any:
+            nonlocal num_bytes
+            num_bytes += len(event.get("body", b""))
+            return event
+
+        async def received() -> Any:
+            return count(await receive())
+
+        await handle(routes, scope, received, lambda event: send(count(event)))
 
     Routes.__call__ = counted  # type: ignore[method-assign,assignment]
 
@@ -169,8 +180,7 @@ def be_server(job: dict[str, Any]) -> None:
         if event == "round_finished":
             assert not fields["skipped"], fields
             ends.append(time.perf_counter())
-            counts.append(num_requests)
-            cpu_s.append(time.process_time())
+            counts.append((num_requests, num_bytes, time.process_time()))
 
     case, folder, paths = Case(**job["case"]), Path(job["folder"]), job["certificates"]
     report = Events(folder / "events.jsonl", [Status(), note])
@@ -184,11 +194,13 @@ def be_server(job: dict[str, Any]) -> None:
         run(strategy, fleet, first_state(strategy, start, 0), rounds=case.rounds + 1, settings=settings, report=report)
         fleet.finish("completed", timeout_s=5.0)
     seconds = [end - begin for begin, end in itertools.pairwise(ends)]
+    requests, body_bytes, cpu_s = (end - begin for begin, end in zip(counts[0], counts[-1], strict=True))
     found = {
         "seconds": seconds,
         "server_peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "requests": (counts[-1] - counts[0]) / case.num_clients / case.rounds,
-        "server_cpu_s": (cpu_s[-1] - cpu_s[0]) / case.rounds,
+        "requests": requests / case.num_clients / case.rounds,
+        "mb": body_bytes / 1e6 / case.num_clients / case.rounds,
+        "server_cpu_s": cpu_s / case.rounds,
     }
     print(json.dumps(found), flush=True)
 
@@ -444,7 +456,7 @@ def timings(options: argparse.Namespace) -> Iterator[Timing]:
 
 _HEAD = (
     "| case | system | | median ms | min | max | rounds | ratio | server CPU ms | client CPU ms | requests "
-    "| server peak MiB |"
+    "| MB | server peak MiB |"
 )
 
 
@@ -460,7 +472,7 @@ def row(timing: Timing, all_timings: Sequence[Timing]) -> str:
         str(len(timing.seconds)),
         ratio,
         *("" if value is None else f"{value * 1000:.1f}" for value in (timing.server_cpu_s, timing.client_cpu_s)),
-        "" if timing.requests is None else f"{timing.requests:.2f}",
+        *("" if value is None else f"{value:.2f}" for value in (timing.requests, timing.mb)),
         f"{timing.server_peak_mib:.0f}",
     ]
     return "| " + " | ".join(cells) + " |"
@@ -493,7 +505,7 @@ def main() -> None:
             found.append(timing)
             print(f"  {row(timing, found)}", flush=True)
         print(f"\n{_HEAD}")
-        print("|" + "---|" * 12)
+        print("|" + "---|" * 13)
         for timing in found:
             print(row(timing, found))
         if options.json:
