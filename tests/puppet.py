@@ -37,7 +37,7 @@ class Puppet:
         self.name = name
         self._host, _, port = address.rpartition(":")
         self._port = int(port)
-        self._signer = Signer(ec.generate_private_key(ec.SECP256R1()))
+        self.signer = Signer(ec.generate_private_key(ec.SECP256R1()))
         enrolment = {
             "protocol": wire.PROTOCOL,
             "client": name,
@@ -66,14 +66,14 @@ class Puppet:
             with contextlib.closing(connection):
                 return self.ask(method, path, body, headers, connection=connection)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may answer before it has all
-            connection.request(method, path, body, {**self._signer.headers(), **(headers or {})})
+            connection.request(method, path, body, {**self.signer.headers(), **(headers or {})})
         response = connection.getresponse()
         return response.status, response.read(), {k.lower(): v for k, v in response.getheaders()}
 
     def begin(self, method: str, path: str, headers: Mapping[str, str]) -> socket.socket:
         """A connection on which the head of a signed request was sent, and nothing of its body."""
         sock = socket.create_connection((self._host, self._port), PATIENCE_S)
-        lines = [f"{name}: {value}" for name, value in {"host": "x", **self._signer.headers(), **headers}.items()]
+        lines = [f"{name}: {value}" for name, value in {"host": "x", **self.signer.headers(), **headers}.items()]
         sock.sendall("\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode())
         return sock
 

@@ -48,7 +48,8 @@ _HELD_BUSY_S = 1.0
 _HELD_IDLE_S = 20.0
 _MAX_ENROL_BYTES = 64 * 1024
 _MAX_MESSAGE_BYTES = wire.INLINE_BYTES + 64 * 1024
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
+"""Bytes of a model or answer that are in memory for one client: more are not quicker, and clients are many."""
 _PATIENCE_S = 10.0
 """So long an upload waits for its turn."""
 _STATUS_OF: dict[Receipt, int] = {"taken": 201, "repeated": 200, "late": 200, "unknown": 404}

@@ -164,7 +164,8 @@ class Line:
             if self.interrupted:  # asked after `sock` is set: whoever interrupts from now on shuts that down
                 raise ConnectionAbortedError("interrupted")
             self._connection.sock.settimeout(timeout_s)
-            self._connection.request(method, path, body or None, {**self._signer.headers(), **headers})
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may answer before it has all
+                self._connection.request(method, path, body or None, {**self._signer.headers(), **headers})
             response = self._connection.getresponse()
             answer = response.read()
             return response.status, answer, {name.lower(): value for name, value in response.getheaders()}

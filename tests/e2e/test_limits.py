@@ -18,7 +18,7 @@ import pytest
 from puppet import Puppet
 
 from fedtrain.errors import ConnectionRefused
-from fedtrain.flower import connections, fleet, limits, routes, wire
+from fedtrain.flower import connections, fleet, limits, routes, supernode, wire
 from fedtrain.flower.fleet import FlowerFleet, client_info, new_run_id
 from fedtrain.flower.limits import Limits
 from fedtrain.flower.server import serving
@@ -275,6 +275,19 @@ def test_an_upload_that_goes_on_when_its_round_is_over_is_given_up(tmp_path: Pat
             here.fleet.settle(task, False)
             assert sock.recv(100).startswith(b"HTTP/1.1 408 ")
         assert list(here.fleet.spool.iterdir()) == []
+
+
+def test_an_answer_that_comes_before_the_body_was_read_is_heard(tmp_path: Path) -> None:
+    with place(tmp_path) as here:
+        puppet = Puppet(here.address, "a")
+        task = here.give(0, "a")
+        body = puppet.answer(task, {"w": np.ones(8 << 20, np.float32)})  # 32 MiB: far too much
+        path = f"{wire.UPDATES_PATH}{puppet.run}/0"
+        with contextlib.closing(supernode.Line(here.address, puppet.signer)) as line:
+            with pytest.raises(supernode.Unavailable, match=r"answered 413: the body may have \d+ bytes at most"):
+                line.request("PUT", path, body, timeout_s=PATIENCE_S)
+            assert puppet.upload(0, puppet.answer(task, {"w": np.ones(3, np.float32)})) == 201
+            assert line.request("PUT", path, body, timeout_s=PATIENCE_S)[0] == 200, "it was answered before"
 
 
 @pytest.mark.usefixtures("impatient")

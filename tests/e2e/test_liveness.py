@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from commands import Site, site, wait_for_event
 from fedtrain import Strategy
 from fedtrain.aggregation import weighted_mean
 from fedtrain.client import Client, Fitted, Work
-from fedtrain.flower.fleet import FlowerFleet, new_run_id
+from fedtrain.flower.fleet import FlowerFleet, Member, new_run_id
 from fedtrain.flower.server import serving
 from fedtrain.local import sgd_epochs
 from fedtrain.params import read_file
@@ -175,6 +175,8 @@ def sizes(of: object, seen: frozenset[int] = frozenset()) -> dict[str, int]:
     for name, value in vars(of).items():
         if isinstance(value, Sized) and not isinstance(value, (str, bytes)):
             found[name] = len(value)
+            inner_values = value.values() if isinstance(value, Mapping) else ()
+            found[f"{name}.*"] = sum(sum(sizes(inner).values()) for inner in inner_values if isinstance(inner, Member))
         elif type(value).__module__.startswith(("flwr.", "fedtrain.")) and hasattr(value, "__dict__"):
             inside = sizes(value, seen | {id(of)}) if id(value) not in seen else {}
             found.update({f"{name}.{inner}": size for inner, size in inside.items()})
