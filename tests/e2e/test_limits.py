@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,10 +16,15 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.common.serde import message_from_proto
+from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER
 from puppet import Puppet
 
 from fedtrain.errors import ConnectionRefused
-from fedtrain.flower import connections, fleet, limits, routes, supernode, wire
+from fedtrain.flower import auth, connections, fleet, limits, routes, supernode, wire
+from fedtrain.flower.auth import Signer
 from fedtrain.flower.fleet import FlowerFleet, client_info, new_run_id
 from fedtrain.flower.limits import Limits
 from fedtrain.flower.server import serving
@@ -335,7 +341,47 @@ def test_an_upload_that_begins_again_ends_the_one_before(tmp_path: Path) -> None
         assert [outcome.kind for outcome in here.outcomes()] == ["ok"]
 
 
+def test_a_message_of_more_than_one_value_is_refused_before_objects_are_made_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def must_not(*args: object) -> None:
+        raise AssertionError("objects were made")
+
+    with place(tmp_path) as here:
+        puppet = Puppet(here.address, "a")
+        here.give(0, "a")
+        task, message = puppet.task()
+        monkeypatch.setattr(routes, "message_from_proto", must_not)
+        many = {str(number): b"" for number in range(1000)}
+        floats = [0.0] * 1000
+        for content in (
+            RecordDict(),
+            RecordDict({str(number): ConfigRecord({"answer": b""}) for number in range(1000)}),
+            RecordDict({"fedtrain": ConfigRecord(many)}),  # type: ignore[arg-type]
+            RecordDict({"fedtrain": ConfigRecord({"answer": floats})}),
+            RecordDict({"fedtrain": MetricRecord({"answer": floats})}),
+        ):
+            reply = wire.reply_message(message, b"")
+            reply.content = content
+            assert puppet.push(reply) == 400
+        reply = wire.reply_message(message, puppet.answer(task, {}))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(routes, "message_from_proto", message_from_proto)
+            assert puppet.push(reply) == 201
+
+
 # Clients, and what is kept of them.
+
+
+def test_what_is_too_long_for_a_signature_takes_no_memory() -> None:
+    signer = Signer(ec.generate_private_key(ec.SECP256R1()))
+    before = auth._verified.cache_info().currsize
+    for size in (257, 10_000):
+        with pytest.raises(auth.NotAuthenticated):
+            auth.authenticate({**signer.headers(), FLEET_HTTP_SIGNATURE_HEADER: b64encode(bytes(size)).decode()})
+    assert auth._verified.cache_info().currsize == before
+    auth.authenticate(signer.headers())
+    assert auth._verified.cache_info().currsize == before + 1
 
 
 def test_only_so_many_clients_may_join_and_the_others_are_told(tmp_path: Path) -> None:
