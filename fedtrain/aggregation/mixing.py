@@ -39,10 +39,11 @@ def nearest_neighbour_mixing(num_byzantine: int, rule: Aggregator) -> Aggregator
     """
     f = num_byzantine
     require_count("nearest_neighbour_mixing", "num_byzantine", f)
-    needed = 2 * f + 1
+    needed = max(2 * f + 1, rule.min_updates)
+    because = f"2f + 1 with f = {f}" if needed > rule.min_updates else f"as many as its rule, with f = {f}"
 
     def combine(updates: Iterable[Update], cohort: Cohort) -> Params:
-        table = Table(updates, "nearest_neighbour_mixing", needed, f"2f + 1 with f = {f}")
+        table = Table(updates, "nearest_neighbour_mixing", needed, because)
         count = len(table) - f
         squares = pairwise_squared(table) + np.diag(np.full(len(table), -1.0))  # nothing is nearer than the row itself
         nearest = np.argsort(squares, axis=1, kind="stable")[:, :count]
@@ -51,4 +52,4 @@ def nearest_neighbour_mixing(num_byzantine: int, rule: Aggregator) -> Aggregator
         rows = zip(table.updates, weights, strict=True)
         return rule([table.mixed(update, row, count) for update, row in rows], cohort)
 
-    return Aggregator(combine, rule.weight, max(needed, rule.min_updates))
+    return Aggregator(combine, rule.weight, needed)

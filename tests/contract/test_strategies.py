@@ -47,7 +47,10 @@ def built(name: str) -> Strategy:
     return strategy
 
 
-every_strategy = pytest.mark.parametrize("name", [*NAMES, *(f"optimizer:{name}" for name in OPTIMIZERS)])
+EVERY = [*NAMES, *(f"optimizer:{name}" for name in OPTIMIZERS)]
+every_strategy = pytest.mark.parametrize("name", EVERY)
+# What a rule does that needs several updates is in test_aggregators.py.
+for_any_cohort = pytest.mark.parametrize("name", [name for name in EVERY if built(name).aggregate.min_updates == 1])
 
 PARAMS: Params = {
     "w": np.array([[1.0, -2.0], [0.5, 4.0]], np.float32),
@@ -119,7 +122,7 @@ def memory_digest(state: RunState) -> str:
     return digest(arrays)
 
 
-@every_strategy
+@for_any_cohort
 def test_names_shapes_and_dtypes_are_kept_also_of_empty_arrays_and_those_without_dimensions(name: str) -> None:
     strategy = built(name)
     state = first(strategy)
@@ -133,7 +136,7 @@ def test_names_shapes_and_dtypes_are_kept_also_of_empty_arrays_and_those_without
     assert all((state.params[key] != PARAMS[key]).all() for key in PARAMS)
 
 
-@every_strategy
+@for_any_cohort
 def test_buffers_come_from_the_mean_and_skip_the_server_optimizer(name: str) -> None:
     strategy = built(name)
     state = after_round(strategy, first(strategy), ("a", 0.5, 1), ("b", 0.5, 3))
@@ -142,7 +145,7 @@ def test_buffers_come_from_the_mean_and_skip_the_server_optimizer(name: str) -> 
     assert state.buffers["mask"].tolist() == [False, True, False]
 
 
-@every_strategy
+@for_any_cohort
 def test_identical_clients_are_one_client(name: str) -> None:
     strategy = built(name)
     one = after_round(strategy, first(strategy), ("a", 0.25, 4))
@@ -151,7 +154,7 @@ def test_identical_clients_are_one_client(name: str) -> None:
         np.testing.assert_array_equal(three.model[key], one.model[key])
 
 
-@every_strategy
+@for_any_cohort
 def test_deltas_of_zero_leave_a_new_model_as_it_is(name: str) -> None:
     strategy = built(name)
     state = after_round(strategy, first(strategy), ("a", 0.0, 1), ("b", 0.0, 3))
@@ -159,7 +162,7 @@ def test_deltas_of_zero_leave_a_new_model_as_it_is(name: str) -> None:
     assert digest(state.params) == digest(PARAMS)
 
 
-@every_strategy
+@for_any_cohort
 def test_the_model_moves_where_the_clients_went(name: str) -> None:
     strategy = built(name)
     state = after_round(strategy, first(strategy), ("a", 0.25, 1), ("b", 0.5, 3))
@@ -167,7 +170,7 @@ def test_the_model_moves_where_the_clients_went(name: str) -> None:
         assert (array > PARAMS[key]).all(), key
 
 
-@every_strategy
+@for_any_cohort
 def test_the_old_state_is_not_changed(name: str) -> None:
     strategy = built(name)
     state = after_round(strategy, first(strategy), ("a", 0.25, 1), ("b", 0.5, 3))
@@ -176,7 +179,7 @@ def test_the_old_state_is_not_changed(name: str) -> None:
     assert memory_digest(state) == before
 
 
-@every_strategy
+@for_any_cohort
 def test_an_update_that_is_not_finite_is_as_if_it_had_not_come(name: str) -> None:
     strategy = built(name)
     refused = after_round(strategy, first(strategy), ("a", 0.25, 2), ("b", 0.5, 2), ("c", 0.75, -1))
@@ -187,7 +190,7 @@ def test_an_update_that_is_not_finite_is_as_if_it_had_not_come(name: str) -> Non
         assert all(np.isfinite(array.astype(np.float64)).all() for array in poisoned.params.values())
 
 
-@every_strategy
+@for_any_cohort
 def test_huge_and_tiny_weights_give_a_finite_model(name: str) -> None:
     strategy = built(name)
     state = after_round(strategy, first(strategy), ("a", 0.25, 2**53), ("b", 0.25, 1))
@@ -195,7 +198,7 @@ def test_huge_and_tiny_weights_give_a_finite_model(name: str) -> None:
     assert all(np.isfinite(array.astype(np.float64)).all() for array in state.params.values())
 
 
-@every_strategy
+@for_any_cohort
 def test_too_few_answers_leave_model_and_memory_as_they_were(name: str) -> None:
     strategy = built(name)
     state = after_round(strategy, first(strategy), ("a", 0.25, 1), ("b", 0.5, 3))
@@ -205,6 +208,20 @@ def test_too_few_answers_leave_model_and_memory_as_they_were(name: str) -> None:
 
 
 @every_strategy
+def test_a_round_with_fewer_answers_than_the_rule_needs_is_skipped_and_the_least_number_is_enough(name: str) -> None:
+    strategy = built(name)
+    least = strategy.aggregate.min_updates
+    answers = [(f"c{number}", 0.25 * number, number) for number in range(1, least + 1)]
+    moved = after_round(strategy, first(strategy), *answers)
+    assert not moved.history[-1].skipped
+    assert digest(moved.params) != digest(PARAMS)
+    if least > 1:
+        skipped = after_round(strategy, first(strategy), *answers[:-1])
+        assert f"{least} are needed" in skipped.history[-1].skipped
+        assert digest(skipped.params) == digest(PARAMS)
+
+
+@for_any_cohort
 def test_its_memory_is_arrays_numbers_text_tuples_and_mappings(name: str) -> None:
     strategy = built(name)
     state = after_round(strategy, first(strategy), ("a", 0.25, 1), ("b", 0.5, 3))
@@ -224,10 +241,16 @@ def test_its_memory_is_arrays_numbers_text_tuples_and_mappings(name: str) -> Non
         check(getattr(state, part))
 
 
-# Whole runs of four clients with a line each
+# Whole runs of five clients with a line each
 
 
-POINTS = {"a": ((1.0, 2.0), (0.5, 1.0)), "b": ((2.0, -1.0),), "c": ((-1.0, 0.5),), "d": ((0.5, 3.0),)}
+POINTS = {
+    "a": ((1.0, 2.0), (0.5, 1.0)),
+    "b": ((2.0, -1.0),),
+    "c": ((-1.0, 0.5),),
+    "d": ((0.5, 3.0),),
+    "e": ((1.5, 1.0),),
+}
 
 
 def fleet() -> MemoryFleet:
@@ -266,7 +289,7 @@ def test_going_on_from_a_state_equals_never_having_stopped(name: str) -> None:
     assert all(one != other for one, other in pairwise(places))
 
 
-@every_strategy
+@for_any_cohort
 def test_one_client_learns(name: str) -> None:
     strategy = built(name)
     line = numpy_line((1.0, 2.0), (2.0, 3.5))
@@ -285,7 +308,7 @@ def test_a_resnet_has_the_arrays_of_resnet_18() -> None:
     assert len(module.state_dict()) == 122
 
 
-@every_strategy
+@for_any_cohort
 def test_a_resnet_is_trained_with_its_statistics_and_loads_again(name: str) -> None:
     random, make = np.random.default_rng(0), partial(ResNet18, num_classes=2, in_channels=1, width=4)
     trainers = {}
@@ -318,7 +341,9 @@ def test_every_strategy_has_a_configuration_with_its_own_defaults() -> None:
         assert chosen.local.task(state, client, 1) == own.local.task(state, client, 1)
         for strategy in (chosen, own):
             assert strategy.local.task(state, client, 1)[0] in CLIENT_HALVES
-        ends = [after_round(strategy, first(strategy), ("a", 0.25, 1), ("b", 0.5, 3)) for strategy in (chosen, own)]
+        five = [(client, 0.25 * number, number) for number, client in enumerate("abcde", start=1)]
+        ends = [after_round(strategy, first(strategy), *five) for strategy in (chosen, own)]
+        assert not ends[0].history[-1].skipped
         assert memory_digest(ends[0]) == memory_digest(ends[1])
 
 
