@@ -47,11 +47,10 @@ def bulyan(num_byzantine: int) -> Aggregator:
         chosen = selected(pairwise_squared(table), f)
 
         def around_the_median(block: Array) -> Array:
-            rows = np.sort(block[chosen], axis=0)
+            rows = np.sort(block[chosen], axis=0)  # from here on the order of the updates is forgotten
             far = np.abs(rows - middle(rows))
             closest = np.argsort(far, axis=0, kind="stable")[: len(rows) - 2 * f]
-            # Put back in order: the sum of equal sets is equal.
-            kept = np.take_along_axis(rows, np.sort(closest, axis=0), axis=0)
+            kept = np.take_along_axis(rows, closest, axis=0)
             return np.asarray(kept.sum(axis=0, dtype=np.float64) / len(kept))
 
         return table.reduced(around_the_median)

@@ -45,9 +45,8 @@ def nearest_neighbour_mixing(num_byzantine: int, rule: Aggregator) -> Aggregator
     def combine(updates: Iterable[Update], cohort: Cohort) -> Params:
         table = Table(updates, "nearest_neighbour_mixing", needed, because)
         count = len(table) - f
-        squares = pairwise_squared(table) + np.diag(np.full(len(table), -1.0))  # nothing is nearer than the row itself
-        nearest = np.argsort(squares, axis=1, kind="stable")[:, :count]
-        weights = np.zeros_like(squares)
+        nearest = np.argsort(pairwise_squared(table), axis=1, kind="stable")[:, :count]
+        weights = np.zeros((len(table), len(table)))
         np.put_along_axis(weights, nearest, 1.0, axis=1)
         rows = zip(table.updates, weights, strict=True)
         return rule([table.mixed(update, row, count) for update, row in rows], cohort)

@@ -34,7 +34,7 @@ class Table:
     Args:
         updates: Read once.
         rule: Whose table it is, for errors.
-        at_least: Rows that the rule needs.
+        at_least: Rows that the rule needs, >= 1.
         because: How `at_least` comes about, such as ``2f + 3 with f = 1``.
 
     Raises:
@@ -44,7 +44,6 @@ class Table:
 
     def __init__(self, updates: Iterable[Update], rule: str, at_least: int = 1, because: str = "") -> None:
         self.updates, self.rule = list(updates), rule
-        at_least = max(at_least, 1)
         if len(self.updates) < at_least:
             raise TooFew(
                 f"{rule}: {len(self.updates)} usable updates, expected at least {at_least}"

@@ -162,6 +162,8 @@ def test_distances_far_from_the_origin_and_next_to_an_outlier_are_exact() -> Non
     squares = pairwise_squared(Table(updates_of(rows), "test"))
     assert squares[:3, :3].tolist() == [[0, 1, 13], [1, 0, 8], [13, 8, 0]]
     assert squares[3, :3].tolist() == [1e30**2] * 3
+    halves = pairwise_squared(Table(updates_of([[0, 0], [1e30, 0], [0, 1 + 2**-20]], "f4"), "test"))
+    assert halves[0].tolist() == [0, float(np.float32(1e30)) ** 2, (1 + 2**-20) ** 2]  # beyond what float32 holds
 
 
 # The geometric median
@@ -181,6 +183,11 @@ def test_at_the_geometric_median_the_pulls_of_all_clients_balance() -> None:
         result = geometric_median(weight, num_steps=2000, tolerance=0.0)(updates, cohort_of(7))
         point = np.concatenate([result["w"], result["b"]])
         assert np.abs(gradient(rows, point, weights)).max() < 1e-9
+
+
+def test_clients_that_agree_have_their_own_delta_as_geometric_median_to_the_last_bit() -> None:
+    for value in np.random.default_rng(0).normal(size=50):
+        assert combined(geometric_median(), [(value, -value)] * 7) == [value, -value]
 
 
 def test_one_step_of_weiszfeld_by_hand() -> None:
@@ -267,6 +274,13 @@ def test_buckets_are_random_means_that_the_cohorts_entropy_decides() -> None:
         assert 2 * found[0] + 2 * found[1] + found[2] == 31  # each update is in one bucket
         orders.add(tuple(found))
     assert len(orders) > 10
+
+
+def test_a_mean_of_halves_is_not_rounded_before_the_rule_sees_it() -> None:
+    # 1 + 3 e / 4 rounds up to 1 + e; each bucket's mean rounded to halves before, it would end at 1.
+    e = 2.0**-10
+    rows = [(1, 1), (1 + e, 1), (1 + e, 1), (1 + e, 1)]
+    assert combined(bucketing(2, trimmed_mean(0)), rows, "f2") == [1 + e, 1]
 
 
 def test_mixing_and_bucketing_can_be_nested() -> None:
