@@ -7,8 +7,8 @@ import numpy as np
 from fedtrain.aggregation.aggregator import Aggregator
 from fedtrain.aggregation.distances import pairwise_squared
 from fedtrain.aggregation.krum import ranked
-from fedtrain.aggregation.median import middle
-from fedtrain.aggregation.table import Table, require_count
+from fedtrain.aggregation.median import middle_of
+from fedtrain.aggregation.table import Table, ordered, require_count
 from fedtrain.types import Array, Cohort, Params, Update
 
 
@@ -47,8 +47,8 @@ def bulyan(num_byzantine: int) -> Aggregator:
         chosen = selected(pairwise_squared(table), f)
 
         def around_the_median(block: Array) -> Array:
-            rows = np.sort(block[chosen], axis=0)  # from here on the order of the updates is forgotten
-            far = np.abs(rows - middle(rows))
+            rows = ordered(block[chosen])
+            far = np.abs(rows - middle_of(rows))
             closest = np.argsort(far, axis=0, kind="stable")[: len(rows) - 2 * f]
             kept = np.take_along_axis(rows, closest, axis=0)
             return np.asarray(kept.sum(axis=0, dtype=np.float64) / len(kept))

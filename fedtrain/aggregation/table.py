@@ -172,6 +172,16 @@ def weighted_sum(rows: Iterable[Array], weights: Array, columns: int | None = No
     return total
 
 
+def ordered(block: Array) -> Array:
+    """Each column's values from the smallest to the largest, (rows, columns); the order of the rows is forgotten.
+
+    NumPy sorts numbers that lie side by side several times as fast as it partitions them.
+    """
+    columns = np.array(block.T, order="C")
+    columns.sort(axis=1)
+    return columns.T
+
+
 def require_count(rule: str, name: str, value: int, least: int = 0) -> None:
     """Refuse a parameter of an aggregator that is not a whole number of at least `least`.
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from fedtrain.aggregation.aggregator import Aggregator
-from fedtrain.aggregation.table import Table, require_count
+from fedtrain.aggregation.table import Table, ordered, require_count
 from fedtrain.types import Array, Cohort, Params, Update
 
 
@@ -40,8 +40,7 @@ def trimmed_mean(num_byzantine: int) -> Aggregator:
         table = Table(updates, "trimmed_mean", needed, f"2f + 1 with f = {f}")
 
         def trimmed(block: Array) -> Array:
-            # Sorted, so that a sum does not depend on the order of the rows.
-            kept = np.sort(block, axis=0)[f : len(block) - f]
+            kept = ordered(block)[f : len(block) - f]
             return np.asarray(kept.sum(axis=0, dtype=np.float64) / len(kept))
 
         return table.reduced(trimmed)
