@@ -31,7 +31,7 @@ def bulyan(num_byzantine: int) -> Aggregator:
         AggregationError: (when it runs) updates differ in names, shapes or dtypes.
 
     Source: El Mhamdi, Guerraoui, Rouault, The Hidden Vulnerability of Distributed Learning in Byzantium, ICML 2018,
-    arXiv:1802.07927, Section 4.
+    arXiv:1802.07927, the rule Bulyan(Krum).
 
     >>> from fedtrain.testing import cohort_of, update_of
     >>> updates = [update_of({"w": np.array([number])}) for number in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1e30)]

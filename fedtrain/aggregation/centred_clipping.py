@@ -32,7 +32,7 @@ def centred_clipping(radius: float, *, num_steps: int = 1) -> Aggregator:
         AggregationError: (when it runs) updates differ in names, shapes or dtypes.
 
     Source: Karimireddy, He, Jaggi, Learning from History for Byzantine Robust Optimization, ICML 2021,
-    arXiv:2012.10333, equation 15.
+    arXiv:2012.10333, the rule CC (centered clipping).
 
     >>> from fedtrain.testing import cohort_of, update_of
     >>> updates = [update_of({"w": np.array([number])}) for number in (0.5, 1.0, 1e30, -0.5)]

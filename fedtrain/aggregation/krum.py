@@ -29,7 +29,7 @@ def krum(num_byzantine: int) -> Aggregator:
         AggregationError: (when it runs) updates differ in names, shapes or dtypes.
 
     Source: Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017,
-    arXiv:1703.02757, Section 4.
+    arXiv:1703.02757, the Krum function.
 
     >>> from fedtrain.testing import cohort_of, update_of
     >>> updates = [update_of({"w": np.array([number])}) for number in (1.0, 2.0, 2.5, 5.0, 1e30)]
@@ -55,7 +55,7 @@ def multi_krum(num_byzantine: int, num_selected: int | None = None) -> Aggregato
         AggregationError: (when it runs) updates differ in names, shapes or dtypes.
 
     Source: Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017,
-    arXiv:1703.02757, Section 5 (Multi-Krum).
+    arXiv:1703.02757, the variant Multi-Krum.
 
     >>> from fedtrain.testing import cohort_of, update_of
     >>> updates = [update_of({"w": np.array([number])}) for number in (1.0, 2.0, 2.5, 4.5, 1e30)]

@@ -29,7 +29,7 @@ def nearest_neighbour_mixing(num_byzantine: int, rule: Aggregator) -> Aggregator
         AggregationError: (when it runs) updates differ in names, shapes or dtypes.
 
     Source: Allouah et al., Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity, AISTATS 2023,
-    arXiv:2302.01772, Algorithm 2.
+    arXiv:2302.01772, the procedure NNM.
 
     >>> from fedtrain.aggregation.trimmed_mean import trimmed_mean
     >>> from fedtrain.testing import cohort_of, update_of
