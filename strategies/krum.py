@@ -1,8 +1,8 @@
 """Krum: the model moves by the one delta that is nearest to most of the others.
 
 Blanchard et al., Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent, NeurIPS 2017,
-arXiv:1703.02757, the Krum function. A round needs 2f + 3 answers. The paper's clients send one gradient; here they send the
-delta of `epochs` of training.
+arXiv:1703.02757, the Krum function. A round needs 2f + 3 answers. The paper's clients send one gradient; here they
+send the delta of `epochs` of training.
 """
 
 from fedtrain import Strategy

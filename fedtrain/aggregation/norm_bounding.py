@@ -32,7 +32,7 @@ def norm_bounding(max_norm: float | None = None, *, weight: Weight = equally) ->
         AggregationError: (when it runs) a weight is negative or not finite, or updates differ in names, shapes or
             dtypes.
 
-    Source: Sun et al., Can You Really Backdoor Federated Learning?, 2019, arXiv:1911.07963, the defence by norm thresholds.
+    Source: Sun et al., Can You Really Backdoor Federated Learning?, 2019, arXiv:1911.07963, norm thresholding.
 
     >>> from fedtrain.testing import cohort_of, update_of
     >>> updates = [update_of({"w": np.array([number])}) for number in (1.0, 2.0, 1e30)]
