@@ -447,8 +447,9 @@ def test_a_broken_list_is_reported_and_changes_nothing(tmp_path: Path, listed: P
             key = ec.generate_private_key(ec.SECP256R1())
             listed.write_text(f"{before}b {b64encode(_der(key)).decode()}\n")
             assert here.log.wait("allow_list_changed", clients=2)
-            here.client("c")
+            refused = here.client("c")
             here.log.wait("client_refused", client="c")
+            assert refused.wait(10)  # it has given its state folder back
             allow(listed, "c", here.key("c"))
             here.client("c")
             here.log.wait("client_connected", client="c")
