@@ -83,7 +83,7 @@ class Client:
     id: str | None
     """Durable name: a letter, then letters, digits and ``._-``, at most 64 characters; null lets the client choose."""
     state_dir: str | None
-    """Folder of its key and unfinished updates; null: a folder per id under the user's state folder."""
+    """Folder of its key; null: a folder per id under the user's state folder."""
     stay: bool
     """Whether it waits for the next run when one has ended, instead of leaving."""
     tags: dict[str, str]
