@@ -25,6 +25,7 @@ from fedtrain.errors import Cancelled, ConfigError, ConnectionRefused, FedtrainE
 from fedtrain.flower import supernode, wire
 from fedtrain.flower.auth import Signer
 from fedtrain.flower.supernode import Assignment, Line, Session
+from fedtrain.schema import parse_address
 from fedtrain.security.keys import load_or_create_key
 from fedtrain.security.tls import Trust
 from fedtrain.state import start_digest
@@ -98,7 +99,7 @@ class Client:
         if not self._addresses:
             raise ConfigError("server.addresses is empty: name at least one HOST:PORT")
         for address in self._addresses:
-            supernode.host_and_port(address)
+            parse_address(address)
         self._trust = Trust(ca, insecure=insecure)
         self.state_dir = Path(state_dir) if state_dir else default_state_dir(client_id)
         self._signer = Signer(load_or_create_key(self.state_dir))

@@ -23,10 +23,11 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, PushMessagesRequest
 from flwr.proto.node_pb2 import Node
 
-from fedtrain.errors import ConfigError, ConnectionRefused
+from fedtrain.errors import ConnectionRefused
 from fedtrain.flower import wire
 from fedtrain.flower.auth import Signer
 from fedtrain.params import Packed, num_bytes
+from fedtrain.schema import parse_address
 from fedtrain.security.tls import Trust
 from fedtrain.types import ClientInfo, Start, Task
 
@@ -78,18 +79,6 @@ class News:
     """Final status of the run, once it has ended."""
 
 
-def host_and_port(address: str) -> tuple[str, int]:
-    """The parts of ``HOST:PORT``; an IPv6 host stands in brackets.
-
-    Raises:
-        ConfigError: it is not of that form.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"server.addresses: {address!r} is not HOST:PORT, for example fl.example.org:9092")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
 class Line:
     """One kept HTTP connection to one server. It belongs to one thread; only `interrupt` may be called from others.
 
@@ -104,7 +93,7 @@ class Line:
 
     def __init__(self, address: str, signer: Signer, trust: Trust | None = None) -> None:
         self.address, self._signer, self._trust = address, signer, trust or Trust()
-        self._host, self._port = host_and_port(address)
+        self._host, self._port = parse_address(address)
         self._tls = self._trust.context_for(self._host)
         self._connection = http.client.HTTPConnection(self._host, self._port)
         self._interrupted = threading.Event()
