@@ -31,7 +31,14 @@ class Lines:
 def line_of(event: str, fields: Mapping[str, Any]) -> str:
     """The event in words, without its round."""
     line = _LINES.get(event)
-    return " ".join([event, *(f"{key}={value}" for key, value in fields.items())]) if line is None else line(**fields)
+    if line is None:
+        return one_line(" ".join([event, *(f"{key}={value}" for key, value in fields.items())]))
+    return one_line(line(**fields))
+
+
+def one_line(text: str) -> str:
+    r"""Text with its line ends and controls escaped, as ``\n``: what a client says must not look like another event."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _run_started(run: str = "", rounds: int = 0, seed: int = 0, **rest: Any) -> str:

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedtrain.observe.lines import count, duration, numbers
+from fedtrain.observe.lines import count, duration, numbers, one_line
 from fedtrain.observe.status import Status
 
 _ROWS = 8
@@ -136,7 +136,7 @@ def _head(progress: Progress, facts: Mapping[str, Any]) -> RenderableType:
 def _metrics(progress: Progress, facts: Mapping[str, Any], unicode: bool) -> RenderableType | None:
     text = Text(no_wrap=True, overflow="ellipsis")
     for fact in numbers(facts["metrics"])[:4]:
-        name, value = fact.rsplit(" ", 1)
+        name, value = one_line(fact).rsplit(" ", 1)
         text.append(f"{name} ", "dim").append(f"{value}   ", "bold" if name == "accuracy" else "")
     if unicode and len(progress.curve) > 1:
         text.append(f"{_sparkline(progress.curve[-24:])} ", "green").append(progress.curve_name, "dim")
@@ -171,7 +171,7 @@ def _clients(progress: Progress, facts: Mapping[str, Any]) -> list[RenderableTyp
         more = f" and {len(connected) - _ROWS:,} more" if len(connected) > _ROWS else ""
         lines.append(Text(f"connected: {shown}{more}", "dim", no_wrap=True, overflow="ellipsis"))
     if progress.note_text:
-        lines.append(Text(progress.note_text, "yellow", no_wrap=True, overflow="ellipsis"))
+        lines.append(Text(one_line(progress.note_text), "yellow", no_wrap=True, overflow="ellipsis"))
     return lines
 
 
@@ -194,7 +194,8 @@ def _rows(progress: Progress, kinds: Mapping[str, str]) -> RenderableType:
         facts = outcome.get("reason", "")
         if kind == "ok":
             facts = ", ".join([count(outcome.get("num_examples", 0), "example"), *numbers(outcome.get("metrics"))])
-        table.add_row(f"  {client}", Text(kind, _STYLES[kind]), duration(seconds), facts)
+        # As `Text`, or what a client says would be read as Rich's markup.
+        table.add_row(f"  {client}", Text(kind, _STYLES[kind]), duration(seconds), Text(one_line(facts)))
     return table
 
 

@@ -81,6 +81,29 @@ def test_durations_are_short(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
+FORGED = "no\nrun r1 completed\r\x1b[2J\u2028[/red]"
+
+
+def test_what_a_client_says_does_not_make_a_line_of_its_own() -> None:
+    out = io.StringIO()
+    with Display("lines", out) as report:
+        report("outcome", client="c1", outcome="failed", reason=FORGED, seconds=1.0, kind="train")
+        report("something_new", text="a\nb")
+    assert out.getvalue() == (
+        "c1 failed after 1.0 s: no\\nrun r1 completed\\r\\x1b[2J\\u2028[/red]\nsomething_new text=a\\nb\n"
+    )
+
+
+def test_the_picture_shows_what_a_client_says_as_it_is_and_in_one_line() -> None:
+    progress = begun(Clock(), clients=1)
+    progress.note("selected", 1, {"chosen": asked("c0"), "eligible": 1})
+    height = len(drawn(progress))
+    progress.note("outcome", 1, {"client": "c0", "outcome": "failed", "reason": FORGED, "seconds": 1.0})
+    lines = drawn(progress, 120)
+    assert len(lines) == height
+    assert any("no\\nrun r1 completed\\r\\x1b[2J\\u2028[/red]" in line for line in lines)
+
+
 def test_none_shows_nothing() -> None:
     out = io.StringIO()
     with Display("none", out) as report:
