@@ -17,7 +17,7 @@ from fedtrain.errors import ConfigError
 from fedtrain.run_folder import run_folder
 from fedtrain.security.allow import AllowList, require_listed
 from fedtrain.security.tls import ServerCertificate, require_encrypted
-from fedtrain.training import Training
+from fedtrain.training import Training, initial_model
 
 _INTERRUPTED = 130
 """Exit status of a command that was stopped with Ctrl-C or SIGTERM, as shells have it."""
@@ -36,9 +36,10 @@ def server(config: Config) -> int:
 
     logging.getLogger("flwr").setLevel(logging.WARNING)  # Flower sets its own level when it is imported
     strategy, trainer = build_strategy(config), build_trainer(config, partition=None)
+    start = initial_model(config, trainer)
     with (
         run_folder(Path(config.run_dir)) as folder,
-        Training(config, strategy, trainer, folder, run=new_run_id()) as training,
+        Training(config, strategy, trainer, start, folder, run=new_run_id()) as training,
     ):
         fleet = FlowerFleet(
             training.run,
@@ -76,10 +77,11 @@ def simulate(config: Config) -> int:
             f"of simulated clients, found {config.cohort.connected}"
         )
     strategy, trainer = build_strategy(config), build_trainer(config, partition=None)
+    start = initial_model(config, trainer)
     clients = {_default_id(part): build_trainer(config, partition=part) for part in range(config.num_partitions)}
     with (
         run_folder(Path(config.run_dir)) as folder,
-        Training(config, strategy, trainer, folder, run="simulated") as training,
+        Training(config, strategy, trainer, start, folder, run="simulated") as training,
     ):
         status = training.train(MemoryFleet(clients), address="")
     return _exit_status(status)

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Literal, cast
 
 from fedtrain.client.trainer import Trainer
-from fedtrain.errors import ConfigError
+from fedtrain.errors import ConfigError, ParamsError
 from fedtrain.evaluate import Where, evaluation
 from fedtrain.fleet.fleet import Fleet
 from fedtrain.observe.display import Display
@@ -33,15 +33,18 @@ class Training:
     Args:
         config: What the user asked for.
         strategy: Built from it.
-        trainer: The server's: makes the initial model, and measures models on held-out data.
+        trainer: The server's: measures models on held-out data.
+        start: What the run begins with: see `initial_model`.
         folder: The run directory.
         run: The run's id.
     """
 
-    def __init__(self, config: Config, strategy: Strategy, trainer: Trainer, folder: Path, *, run: str) -> None:
+    def __init__(
+        self, config: Config, strategy: Strategy, trainer: Trainer, start: Start, folder: Path, *, run: str
+    ) -> None:
         self.run, self.status = run, Status()
         self._config, self._strategy, self._trainer, self._folder = config, strategy, trainer, folder
-        self._start = initial_model(config, trainer)
+        self._start = start
         self._display = Display(config.display)
         self._events = Events(folder / EVENTS, [self.status, self._display])
 
@@ -141,14 +144,21 @@ class Training:
 def initial_model(config: Config, trainer: Trainer) -> Start:
     """The model that a run begins with: a function of the seed, or the file that the configuration names.
 
+    To be called before the run folder is entered: the file may be an earlier run's, which moves aside then.
+
     Raises:
-        ConfigError: the file's arrays are not those of the model, or not finite.
+        ConfigError: the file can't be read, or its arrays are not those of the model, or not finite.
     """
     start = trainer.initial(config.seed)
     if config.initial_model is None:
         return start
-    found = read_file(config.initial_model)
-    require_same_layout(found, {**start.params, **start.buffers}, what=f"model.initial={config.initial_model}")
+    try:
+        found = read_file(config.initial_model)
+        require_same_layout(found, {**start.params, **start.buffers}, what="the model in this file")
+    except ParamsError as error:
+        raise ConfigError(
+            f"model.initial={config.initial_model}: {error} (expected a safetensors file that holds this model)"
+        ) from error
     for name in start.params:
         if not all_finite(found[name]):
             raise ConfigError(f"model.initial={config.initial_model}: {name!r} holds NaN or infinity: use another file")

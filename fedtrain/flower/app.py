@@ -38,7 +38,7 @@ from fedtrain.flower.memory import NodeMemory
 from fedtrain.flower.records import answer_content, enrolment_content, read_task
 from fedtrain.run_folder import RESULT, run_folder
 from fedtrain.state import start_digest
-from fedtrain.training import Training
+from fedtrain.training import Training, initial_model
 from fedtrain.types import ClientInfo, Outcome
 
 _OVERRIDES = "overrides"
@@ -58,9 +58,10 @@ def server_app(overrides: Sequence[str] = (), *, config_dir: str | Path | None =
     def main(grid: Grid, context: Context) -> None:
         config = compose([*overrides, *_words(context.run_config)], config_dir)
         strategy, trainer = build_strategy(config), build_trainer(config, partition=None)
+        start = initial_model(config, trainer)
         with (
             run_folder(Path(config.run_dir)) as folder,
-            Training(config, strategy, trainer, folder, run=str(context.run_id)) as training,
+            Training(config, strategy, trainer, start, folder, run=str(context.run_id)) as training,
         ):
             fleet = GridFleet(grid, run=training.run, lost_after_s=config.server.lost_after_s, report=training.report)
             status = training.train(fleet, address="a Flower grid")

@@ -294,6 +294,25 @@ def test_a_run_can_start_from_a_file(own: Path) -> None:
     assert (first["seen"], second["seen"]) == (1, 2)
 
 
+def test_a_run_can_start_from_the_model_that_its_own_folder_holds(own: Path) -> None:
+    with site(own, *OWN, "rounds=1", "run_dir=run") as place:
+        assert place.start("fedtrain-sim").wait() == 0
+        again = place.start("fedtrain-sim", "model.initial=run/model.safetensors")
+        assert again.wait() == 0, again.output
+    assert read_file(own / "run" / "model.safetensors")["w"] == pytest.approx(7 / 12, rel=1e-6)
+    assert read_file(own / "run" / "previous-1" / "model.safetensors")["w"] == pytest.approx(7 / 18, rel=1e-6)
+
+
+@pytest.mark.parametrize("command", ["fedtrain-sim", "fedtrain-server"])
+def test_a_first_model_that_is_missing_is_refused_before_anything_is_written(own: Path, command: str) -> None:
+    with site(own, *OWN, "run_dir=run", "server.port=0") as place:
+        refused = place.start(command, "model.initial=gone.safetensors")
+        assert refused.wait() == 2, refused.output
+    assert refused.output.startswith("error: model.initial=gone.safetensors: cannot read")
+    assert refused.output.count("\n") == 1
+    assert not (own / "run").exists()
+
+
 def _get(url: str) -> tuple[int, str]:
     with urllib.request.urlopen(url, timeout=5) as answer:
         return answer.status, answer.read().decode()
