@@ -153,7 +153,7 @@ class Wire:
     def check(self) -> None:
         """Raise a `ConfigError` if a value is impossible."""
         if self.dtype is not None:
-            _require_choice("wire.dtype", self.dtype, "bfloat16", "float16", "null")
+            require(self.dtype in ("bfloat16", "float16"), "wire.dtype", "bfloat16, float16 or null", self.dtype)
 
 
 @dataclass

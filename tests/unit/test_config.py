@@ -129,6 +129,8 @@ def test_the_command_line_wins_over_the_experiment() -> None:
             "cohort.max_examples=0",
             "cohort.max_examples: expected a number of examples in [1, 2**53], or null, found 0",
         ),
+        ("wire.dtype=float32", "wire.dtype: expected bfloat16, float16 or null, found 'float32'"),
+        ("wire.dtype='null'", "wire.dtype: expected bfloat16, float16 or null, found 'null'"),
         ("cohort.under_quorum=wait", "cohort.under_quorum: expected one of skip, retry, found 'wait'"),
         ("evaluation.where=here", "evaluation.where: expected one of server, clients, both, none, found 'here'"),
         ("evaluation.every=0", "evaluation.every: expected a number of rounds >= 1, found 0"),
