@@ -30,7 +30,7 @@ class CohortSettings:
     under_quorum: Literal["skip", "retry"] = "skip"
     """With too few answers: leave the model as it is, or ask the same clients for the same work again."""
     max_update_norm: float | None = None
-    """An update with a larger L2 norm over all its floating-point arrays is invalid, > 0; None: any may be."""
+    """An update whose delta or second payload has a larger L2 norm over its floats is invalid, > 0; None: any may."""
     max_examples: int | None = None
     """An answer that counts more examples is invalid, >= 1; None: up to 2**53."""
     wire_dtype: WireDtype | None = None

@@ -114,7 +114,7 @@ class Cohort:
     under_quorum: str
     """With too few answers: ``skip`` the round (the model stays) or ``retry`` it (the same plan, asked again)."""
     max_update_norm: float | None
-    """An update with a larger L2 norm over all its floating-point arrays is invalid, > 0; null: any may be."""
+    """An update whose delta or second payload has a larger L2 norm over its floats is invalid, > 0; null: any may."""
     max_examples: int | None
     """An answer that counts more examples is invalid, >= 1; null: up to 2**53."""
 

@@ -91,7 +91,7 @@ class Cohort:
     entropy: int
     """All server randomness of the round comes from it."""
     max_update_norm: float | None = None
-    """An update with a larger L2 norm is invalid; None: any may be."""
+    """An update whose delta or second payload has a larger L2 norm is invalid; None: any may be."""
     max_examples: int | None = None
     """An answer that counts more examples is invalid; None: up to 2**53."""
 
