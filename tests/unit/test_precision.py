@@ -264,5 +264,5 @@ def test_the_configuration_says_what_travels(dtype: WireDtype | None) -> None:
 
 
 def test_another_dtype_is_refused_with_what_is_allowed() -> None:
-    with pytest.raises(ConfigError, match=r"wire.dtype: expected one of bfloat16, float16, null, found 'int8'"):
+    with pytest.raises(ConfigError, match=r"wire.dtype: expected bfloat16, float16 or null, found 'int8'"):
         compose(["wire.dtype=int8"])
