@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 
@@ -32,15 +33,13 @@ def server(config: Config) -> int:
     wanted, (certificate, allow) = config.server, _protection(config)
     from fedtrain.flower.fleet import FlowerFleet, new_run_id
     from fedtrain.flower.limits import Limits
-    from fedtrain.flower.server import serving
+    from fedtrain.flower.server import listen, serving
 
     logging.getLogger("flwr").setLevel(logging.WARNING)  # Flower sets its own level when it is imported
     strategy, trainer = build_strategy(config), build_trainer(config, partition=None)
     start = initial_model(config, trainer)
-    with (
-        run_folder(Path(config.run_dir)) as folder,
-        Training(config, strategy, trainer, start, folder, run=new_run_id()) as training,
-    ):
+    with run_folder(Path(config.run_dir)) as folder, closing(listen(wanted.host, wanted.port)) as listener:
+        training = Training(config, strategy, trainer, start, folder, run=new_run_id())
         fleet = FlowerFleet(
             training.run,
             folder,
@@ -49,7 +48,7 @@ def server(config: Config) -> int:
             allow=allow,
             max_clients=wanted.max_clients,
         )
-        with serving(
+        port = serving(
             fleet,
             wanted.host,
             wanted.port,
@@ -58,8 +57,10 @@ def server(config: Config) -> int:
             insecure=wanted.insecure,
             anyone=config.clients.open,
             limits=Limits(wanted.max_strangers, wanted.max_uploads, wanted.min_bytes_per_s),
-        ) as (host, port):
-            status = training.train(fleet, address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+            listener=listener,
+        )
+        with training, port as (host, number):
+            status = training.train(fleet, address=f"[{host}]:{number}" if ":" in host else f"{host}:{number}")
             if status != "stopped":  # a server that was stopped may come back: its clients wait for it
                 fleet.finish(status, timeout_s=3.0)
     return _exit_status(status)
@@ -124,7 +125,7 @@ def client(config: Config) -> int:
 def _protection(config: Config) -> tuple[ServerCertificate | None, AllowList | None]:
     """The server's certificate and its list of clients.
 
-    What `serving` would refuse is refused here, before the files of an earlier run are moved.
+    What `serving` would refuse is refused here, before anything is written.
     """
     server = config.server
     certificate = ServerCertificate(server.certificate, server.key) if server.certificate and server.key else None

@@ -16,7 +16,7 @@ EVENTS, RESULT, MODEL = "events.jsonl", "result.json", "model.safetensors"
 def run_folder(folder: Path) -> Iterator[Path]:
     """The folder, made if it is not there, for this run alone while the context lasts.
 
-    Files of an earlier run in it move to ``previous-1/``, ``previous-2/`` and so on.
+    An earlier run's files stay until `move_aside`, so that a run that can't start changes nothing.
 
     Raises:
         ConfigError: the folder can't be written, or another run is using it.
@@ -25,17 +25,28 @@ def run_folder(folder: Path) -> Iterator[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(blocking=False)
-        _move_aside(folder)
     except Timeout:
         raise ConfigError(
             f"run_dir={folder}: a server or simulation that is running writes there: stop it, or choose another folder"
         ) from None
     except OSError as error:
-        raise ConfigError(f"run_dir={folder}: cannot write there ({error.strerror}): choose another folder") from None
+        raise _unwritable(folder, error) from None
     try:
         yield folder
     finally:
         lock.release()
+
+
+def move_aside(folder: Path) -> None:
+    """Move an earlier run's files to ``previous-1/``, ``previous-2/`` and so on.
+
+    Raises:
+        ConfigError: the folder can't be written.
+    """
+    try:
+        _move_aside(folder)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
 
 
 def _move_aside(folder: Path) -> None:
@@ -48,3 +59,7 @@ def _move_aside(folder: Path) -> None:
     (folder / f"previous-{number}").mkdir()
     for path in earlier:
         path.rename(folder / f"previous-{number}" / path.name)
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"run_dir={folder}: cannot write there ({error.strerror}): choose another folder")

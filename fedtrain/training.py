@@ -12,13 +12,13 @@ from fedtrain.errors import ConfigError, ParamsError
 from fedtrain.evaluate import Where, evaluation
 from fedtrain.fleet.fleet import Fleet
 from fedtrain.observe.display import Display
-from fedtrain.observe.events import Events, Report
+from fedtrain.observe.events import Events
 from fedtrain.observe.result import write_result
 from fedtrain.observe.status import Status
 from fedtrain.params import all_finite, read_file, require_same_layout, write_file
 from fedtrain.plan import CohortSettings
 from fedtrain.rounds import first_state, run
-from fedtrain.run_folder import EVENTS, MODEL, RESULT
+from fedtrain.run_folder import EVENTS, MODEL, RESULT, move_aside
 from fedtrain.schema import Config
 from fedtrain.state import RunState
 from fedtrain.strategy import Strategy
@@ -29,6 +29,8 @@ RunStatus = Literal["completed", "failed", "stopped"]
 
 class Training:
     """A run with its events, display and status; a context manager that leaves the terminal as it was.
+
+    An earlier run's files move aside when the context is entered, and not before.
 
     Args:
         config: What the user asked for.
@@ -46,14 +48,16 @@ class Training:
         self._config, self._strategy, self._trainer, self._folder = config, strategy, trainer, folder
         self._start = start
         self._display = Display(config.display)
-        self._events = Events(folder / EVENTS, [self.status, self._display])
+        self._events: Events | None = None
 
-    @property
-    def report(self) -> Report:
-        """Takes the run's events."""
-        return self._events
+    def report(self, event: str, round: int = 0, **fields: object) -> None:
+        """Take an event of the run; what happens before the context is entered is not the run's."""
+        if self._events is not None:
+            self._events(event, round, **fields)
 
     def __enter__(self) -> "Training":
+        move_aside(self._folder)
+        self._events = Events(self._folder / EVENTS, [self.status, self._display])
         self._display.__enter__()
         return self
 
@@ -61,7 +65,8 @@ class Training:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._display.__exit__(kind, error, trace)
-        self._events.close()
+        if self._events is not None:
+            self._events.close()
 
     def train(self, fleet: Fleet, *, address: str) -> RunStatus:
         """Run all rounds. Whatever happens, the last good model and a result are written; says how it ended."""

@@ -34,6 +34,7 @@ def serving(
     insecure: bool = False,
     anyone: bool = False,
     limits: Limits = Limits(),  # noqa: B008
+    listener: socket.socket | None = None,
 ) -> Iterator[tuple[str, int]]:
     """Serve a fleet's routes while the context lasts; gives the host and the port (a free one where 0 was asked).
 
@@ -46,13 +47,14 @@ def serving(
         insecure: Allow plain text where other machines connect.
         anyone: Allow anyone to join where other machines connect.
         limits: What strangers and clients may take.
+        listener: What `listen` gave for this host and port; None: listen there now. It is closed with the context.
 
     Raises:
         ConfigError: the address can't be listened on, or is no loopback one and lacks a certificate or an allow-list.
     """
     require_encrypted(host, certificate=certificate is not None, insecure=insecure)
     require_listed(host, listed=fleet.allow is not None, anyone=anyone)
-    listener = _listen(host, port)
+    listener = listener or listen(host, port)
     routes = Routes(fleet, status, limits)
     server = uvicorn.Server(configured(routes))
     stops: list[Callable[[], object]] = []
@@ -87,7 +89,12 @@ async def _renew(certificate: ServerCertificate | None, report: Report) -> None:
         await asyncio.to_thread(certificate.refresh, report)  # reading files must not hold up requests
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; who connects waits until it is served.
+
+    Raises:
+        ConfigError: the address can't be listened on.
+    """
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -256,6 +256,23 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     assert f"server.port={place.port}: cannot listen there" in second.output
 
 
+@pytest.mark.parametrize("cause", ["port", "clients.json"])
+def test_a_refused_start_leaves_the_files_of_the_run_before(own: Path, cause: str) -> None:
+    with site(own, *OWN, "rounds=1") as place:
+        assert place.start("fedtrain-sim", "run_dir=other").wait() == 0
+        before = {name: (own / "other" / name).read_bytes() for name in ("events.jsonl", "result.json")}
+        if cause == "port":
+            place.server()
+            port = place.port
+        else:
+            (own / "other" / "clients.json").write_text("{")
+            port = 0
+        second = place.start("fedtrain-server", "run_dir=other", f"server.port={port}")
+        assert second.wait() == 2, second.output
+    assert {name: (own / "other" / name).read_bytes() for name in before} == before
+    assert not (own / "other" / "previous-1").exists()
+
+
 def test_a_second_client_with_the_state_folder_of_a_running_one_is_refused(tmp_path: Path) -> None:
     with site(tmp_path, *NUMPY) as place:
         place.server()
