@@ -1,15 +1,19 @@
 """What a client says of itself when it joins."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedtrain.errors import ConfigError
-from fedtrain.types import Capacity
+from fedtrain.errors import ConfigError, ConnectionRefused
+from fedtrain.types import Capacity, ClientInfo
 
 CLIENT_ID = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 """A letter, then letters, digits, dots, underscores and hyphens; at most 64 characters."""
+
+_MAX_NAMES, _MAX_NAME = 64, 200
+"""Of a client's tags, devices and local algorithms, and the length of each: a server keeps them of every client."""
 
 
 def require_client_id(client: str) -> str:
@@ -43,4 +47,49 @@ def capacity_from(values: Mapping[str, Any]) -> Capacity:
         memory_bytes=int(values["memory_bytes"]),
         devices=tuple(str(device) for device in values["devices"])[:64],
         device_memory_bytes=int(values["device_memory_bytes"]),
+    )
+
+
+def enrolment(info: ClientInfo) -> dict[str, Any]:
+    """What a client says of itself, as JSON can hold it."""
+    return {
+        "client": info.id,
+        "num_examples": info.num_examples,
+        "tags": dict(info.tags),
+        "capacity": asdict(info.capacity),
+        "local_algorithms": list(info.local_algorithms),
+    }
+
+
+def client_info(values: Mapping[str, Any]) -> ClientInfo:
+    """A `ClientInfo` from what a client sent: the inverse of `enrolment`, which believes nothing.
+
+    Raises:
+        ConnectionRefused: a value is missing or not what it should be.
+    """
+    try:
+        client, num_examples, tags = values["client"], values["num_examples"], values["tags"]
+        algorithms, capacity = values["local_algorithms"], capacity_from(values["capacity"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise ConnectionRefused("the enrolment lacks a field, or has one of the wrong type: update fedtrain") from None
+    if not isinstance(client, str) or not CLIENT_ID.fullmatch(client):
+        raise ConnectionRefused("a client's id must be a letter, then up to 63 letters, digits and ._-")
+    if type(num_examples) is not int or not 0 <= num_examples <= 2**53:
+        raise ConnectionRefused("num_examples must be a whole number from 0 to 2**53")
+    few = f"at most {_MAX_NAMES}, of up to {_MAX_NAME} characters"
+    if not isinstance(tags, dict) or not _are_names([text for pair in tags.items() for text in pair], 2 * _MAX_NAMES):
+        raise ConnectionRefused(f"tags must be printable text by name: {few}")
+    if not isinstance(algorithms, list) or not _are_names(algorithms):
+        raise ConnectionRefused(f"local_algorithms must be a list of names: {few}")
+    if not _are_names(capacity.devices):
+        raise ConnectionRefused(f"capacity.devices must be a list of names: {few}")
+    amounts = (capacity.num_cores, capacity.memory_bytes, capacity.device_memory_bytes)
+    if not all(0 <= amount < 2**63 for amount in amounts):
+        raise ConnectionRefused("capacity must be given in numbers from 0 to 2**63")
+    return ClientInfo(client, num_examples, tags, capacity, tuple(algorithms))
+
+
+def _are_names(values: Sequence[object], most: int = _MAX_NAMES) -> bool:
+    return len(values) <= most and all(
+        isinstance(value, str) and value.isprintable() and len(value) <= _MAX_NAME for value in values
     )

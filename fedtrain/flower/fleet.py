@@ -13,10 +13,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from flwr.app import Message
 from flwr.supercore.date import now
@@ -35,9 +35,6 @@ Receipt = Literal["taken", "repeated", "late", "unknown"]
 
 _MAX_REFUSALS = 1000
 """As many refused clients are reported, until the list of clients changes: a stranger must not fill the disk."""
-
-_MAX_NAMES, _MAX_NAME = 64, 200
-"""Of a client's tags, devices and local algorithms, and the length of each: a server keeps them of every client."""
 
 _MAX_NEWS, _NEWS_PER_S = 20.0, 0.1
 """So often at once, and then per second, it is reported that one client came or went: else it could fill the disk."""
@@ -510,39 +507,3 @@ def _read_ids(path: Path) -> dict[str, str]:
 def new_run_id() -> str:
     """A new run's id: 16 random hex digits."""
     return secrets.token_hex(8)
-
-
-def client_info(values: Mapping[str, Any]) -> ClientInfo:
-    """A `ClientInfo` from what a client sent.
-
-    Raises:
-        ConnectionRefused: a value is missing or not what it should be.
-    """
-    from fedtrain.client.identity import CLIENT_ID, capacity_from
-
-    try:
-        client, num_examples, tags = values["client"], values["num_examples"], values["tags"]
-        algorithms, capacity = values["local_algorithms"], capacity_from(values["capacity"])
-    except (KeyError, TypeError, ValueError, OverflowError):
-        raise ConnectionRefused("the enrolment lacks a field, or has one of the wrong type: update fedtrain") from None
-    if not isinstance(client, str) or not CLIENT_ID.fullmatch(client):
-        raise ConnectionRefused("client.id must be a letter, then up to 63 letters, digits and ._-")
-    if type(num_examples) is not int or not 0 <= num_examples <= 2**53:
-        raise ConnectionRefused("num_examples must be a whole number from 0 to 2**53")
-    few = f"at most {_MAX_NAMES}, of up to {_MAX_NAME} characters"
-    if not isinstance(tags, dict) or not _are_names([text for pair in tags.items() for text in pair], 2 * _MAX_NAMES):
-        raise ConnectionRefused(f"tags must be printable text by name: {few}")
-    if not isinstance(algorithms, list) or not _are_names(algorithms):
-        raise ConnectionRefused(f"local_algorithms must be a list of names: {few}")
-    if not _are_names(capacity.devices):
-        raise ConnectionRefused(f"capacity.devices must be a list of names: {few}")
-    amounts = (capacity.num_cores, capacity.memory_bytes, capacity.device_memory_bytes)
-    if not all(0 <= amount < 2**63 for amount in amounts):
-        raise ConnectionRefused("capacity must be given in numbers from 0 to 2**63")
-    return ClientInfo(client, num_examples, tags, capacity, tuple(algorithms))
-
-
-def _are_names(values: Sequence[object], most: int = _MAX_NAMES) -> bool:
-    return len(values) <= most and all(
-        isinstance(value, str) and value.isprintable() and len(value) <= _MAX_NAME for value in values
-    )

@@ -9,16 +9,16 @@ little-endian, under the serialization type ``fedtrain.bfloat16``.
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedtrain.client.identity import CLIENT_ID, capacity_from
+from fedtrain.client.identity import client_info, enrolment
 from fedtrain.errors import ConnectionRefused, ParamsError
+from fedtrain.flower.wire import invalid, read_head
 from fedtrain.params import BFLOAT16, DTYPES
 from fedtrain.types import Array, ClientInfo, Outcome, Params, Start, Task, Update
 
@@ -27,8 +27,6 @@ _METRICS = "metrics"
 _STARTS = ("params", "buffers", "payload")
 _NUMPY = "numpy.ndarray"
 _BFLOAT16 = "fedtrain.bfloat16"
-_MAX_METRICS = 1000
-_MAX_REASON = 2000
 
 
 def array_record(arrays: Params) -> ArrayRecord:
@@ -130,8 +128,8 @@ def answer_content(outcome: Outcome, run: str) -> RecordDict:
         "start": task.start,
         "kind": outcome.kind,
         "reason": outcome.reason,
-        "num-examples": outcome.num_examples,
-        "num-steps": update.num_steps if update is not None else 0,
+        "num_examples": outcome.num_examples,
+        "num_steps": update.num_steps if update is not None else 0,
         "seconds": outcome.seconds,
     }
     metrics = MetricRecord({name: float(value) for name, value in outcome.metrics.items()})
@@ -144,42 +142,25 @@ def answer_content(outcome: Outcome, run: str) -> RecordDict:
 def read_answer(content: RecordDict, task: Task, run: str, seconds: float) -> Outcome:
     """The outcome in a reply to `task`; one of kind ``invalid`` if the reply is not well-formed or not to it."""
 
-    def invalid(reason: str) -> Outcome:
-        return Outcome(task, "invalid", reason=reason, seconds=seconds)
-
     try:
-        head = dict(content.config_records[_RECORD])
-        key = (head["run"], head["task"], head["start"])
-        kind, reason = head["kind"], head["reason"]
-        num_examples, num_steps = head["num-examples"], head["num-steps"]
-        metrics = _numbers(content.metric_records[_METRICS])
+        head = read_head(
+            {**content.config_records[_RECORD], _METRICS: dict(content.metric_records[_METRICS])}, task, run
+        )
+        update = None
+        if head.kind == "ok" and task.kind == "train":
+            delta, extra = (arrays_from(content.array_records[name]) for name in ("delta", "extra"))
+            update = Update(task, delta, head.num_examples, head.num_steps, head.metrics, extra)
     except KeyError as error:
-        return invalid(f"the answer lacks {error}: use the same version of fedtrain on server and client")
-    if key != (run, task.number, task.start):
-        return invalid("the answer is to another run, task or start")
-    if kind not in ("ok", "declined", "failed") or not isinstance(reason, str):
-        return invalid(f"an answer of kind {kind!r}, expected ok, declined or failed")
-    if type(num_examples) is not int or num_examples < 0 or type(num_steps) is not int or num_steps < 0:
-        return invalid("num-examples and num-steps must be whole numbers >= 0")
-    update = None
-    if kind == "ok" and task.kind == "train":
-        try:
-            delta = arrays_from(content.array_records["delta"])
-            extra = arrays_from(content.array_records["extra"])
-        except (KeyError, ParamsError) as error:
-            return invalid(f"the update cannot be read: {error}")
-        update = Update(task, delta, num_examples, num_steps, metrics, extra)
-    return Outcome(task, kind, update, metrics, num_examples, reason[:_MAX_REASON], seconds)  # type: ignore[arg-type]
-
-
-def _numbers(metrics: Mapping[str, object]) -> dict[str, float]:
-    items = [(name, float(value)) for name, value in metrics.items() if isinstance(value, (int, float))]
-    return {name: value for name, value in items[:_MAX_METRICS] if not math.isnan(value)}
+        lacks = ParamsError(f"the answer lacks {error}: use the same version of fedtrain on server and client")
+        return invalid(task, lacks, seconds)
+    except ParamsError as error:
+        return invalid(task, error, seconds)
+    return Outcome(task, head.kind, update, head.metrics, head.num_examples, head.reason, seconds)
 
 
 def enrolment_content(info: ClientInfo) -> RecordDict:
     """What a client says of itself."""
-    return RecordDict({_RECORD: ConfigRecord({"enrolment": json.dumps(asdict(info))})})
+    return RecordDict({_RECORD: ConfigRecord({"enrolment": json.dumps(enrolment(info))})})
 
 
 def read_enrolment(content: RecordDict) -> ClientInfo:
@@ -190,20 +171,6 @@ def read_enrolment(content: RecordDict) -> ClientInfo:
     """
     try:
         values = json.loads(str(content.config_records[_RECORD]["enrolment"]))
-        client, num_examples, tags = values["id"], values["num_examples"], values["tags"]
-        algorithms, capacity = values["local_algorithms"], capacity_from(values["capacity"])
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, ValueError, RecursionError) as error:
         raise ConnectionRefused(f"its enrolment is not fedtrain's ({error!r}): use fedtrain's client_app") from None
-    if not isinstance(client, str) or not CLIENT_ID.fullmatch(client):
-        raise ConnectionRefused(f"client-id must be a letter, then up to 63 letters, digits and ._-, found {client!r}")
-    if type(num_examples) is not int or not 0 <= num_examples <= 2**53:
-        raise ConnectionRefused(f"num_examples must be a whole number from 0 to 2**53, found {num_examples!r}")
-    if not isinstance(tags, dict) or not all(isinstance(value, str) for value in tags.values()):
-        raise ConnectionRefused("tags must be text by name")
-    if not _are_names(algorithms):
-        raise ConnectionRefused("local_algorithms must be a list of names")
-    return ClientInfo(client, num_examples, tags, capacity, tuple(algorithms))
-
-
-def _are_names(found: Any) -> bool:
-    return isinstance(found, Sequence) and all(isinstance(name, str) for name in found)
+    return client_info(values)

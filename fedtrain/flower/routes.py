@@ -28,11 +28,12 @@ from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, Push
 from flwr.supercore.date import now
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped, unused-ignore]
 
+from fedtrain.client.identity import client_info
 from fedtrain.errors import ConnectionRefused, ParamsError
 from fedtrain.flower import wire
 from fedtrain.flower.auth import NotAuthenticated, authenticate
 from fedtrain.flower.connections import Connection
-from fedtrain.flower.fleet import FlowerFleet, Member, Receipt, client_info
+from fedtrain.flower.fleet import FlowerFleet, Member, Receipt
 from fedtrain.flower.limits import Limits, paced
 from fedtrain.params import Packed, num_bytes
 from fedtrain.stored import Stored

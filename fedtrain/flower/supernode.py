@@ -15,7 +15,7 @@ import ssl
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import Message
@@ -23,6 +23,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse, PushMessagesRequest
 from flwr.proto.node_pb2 import Node
 
+from fedtrain.client.identity import enrolment
 from fedtrain.errors import ConnectionRefused
 from fedtrain.flower import wire
 from fedtrain.flower.auth import Signer
@@ -222,14 +223,7 @@ def enrol(line: Line, info: ClientInfo) -> Session:
         ConnectionRefused: the server refuses this client for good, with the reason.
         Unavailable: no usable answer.
     """
-    values = {
-        "protocol": wire.PROTOCOL,
-        "client": info.id,
-        "num_examples": info.num_examples,
-        "tags": dict(info.tags),
-        "capacity": asdict(info.capacity),
-        "local_algorithms": list(info.local_algorithms),
-    }
+    values = {"protocol": wire.PROTOCOL, **enrolment(info)}
     try:
         status, body, _ = line.request(
             "POST", wire.ENROL_PATH, json.dumps(values).encode(), timeout_s=_ANSWER_TIMEOUT_S

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from operator import index
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from flwr.app import Message, RecordDict
@@ -203,33 +203,60 @@ def answer_pieces(outcome: Outcome, run: str) -> list[memoryview]:
 def read_answer(packed: Packed, task: Task, run: str, seconds: float) -> Outcome:
     """The outcome in an answer to `task`; one of kind ``invalid`` if the answer is not well-formed or not to it."""
 
-    def invalid(reason: str) -> Outcome:
-        return Outcome(task, "invalid", reason=_printable(reason), seconds=seconds)
-
     try:
-        head = json.loads(packed.metadata["answer"])
-        key = (head["run"], head["task"], head["start"])
-        kind, reason, num_examples = head["kind"], head["reason"], head["num_examples"]
-        num_steps, metrics = head.get("num_steps", 0), head["metrics"]
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return invalid("the answer's head is not what fedtrain's protocol says")
+        try:
+            values = json.loads(packed.metadata["answer"])
+        except (KeyError, ValueError, RecursionError):
+            values = None
+        head = read_head(values, task, run)
+        update = None
+        if head.kind == "ok" and task.kind == "train":
+            for name in packed:
+                if not name.startswith(_PREFIXES):
+                    raise ParamsError(f"the answer holds an array {name!r} that is neither delta/ nor extra/")
+            delta, extra = Group(packed, "delta/", task.wire_dtype), Group(packed, "extra/")
+            update = Update(task, delta, head.num_examples, head.num_steps, head.metrics, extra)
+    except ParamsError as error:
+        return invalid(task, error, seconds)
+    return Outcome(task, head.kind, update, head.metrics, head.num_examples, head.reason, seconds)
+
+
+class Head(NamedTuple):
+    """What an answer says beside its arrays, once it is found to be possible."""
+
+    kind: Literal["ok", "declined", "failed"]
+    reason: str
+    num_examples: int
+    num_steps: int
+    metrics: dict[str, float]
+
+
+def read_head(values: Any, task: Task, run: str) -> Head:
+    """The head of an answer to `task`, from the values by name that came, however they travelled.
+
+    Raises:
+        ParamsError: it is not well-formed, or not to this task of this run.
+    """
+    try:
+        key = (values["run"], values["task"], values["start"])
+        kind, reason, num_examples = values["kind"], values["reason"], values["num_examples"]
+        num_steps, metrics = values.get("num_steps", 0), values["metrics"]
+    except (KeyError, TypeError):
+        raise ParamsError("the answer's head is not what fedtrain's protocol says") from None
     if key != (run, task.number, task.start):
-        return invalid("the answer is to another run, task or start")
+        raise ParamsError("the answer is to another run, task or start")
     if kind not in ("ok", "declined", "failed") or not isinstance(reason, str):
-        return invalid(f"an answer of kind {kind!r}, expected ok, declined or failed")
+        raise ParamsError(f"an answer of kind {kind!r}, expected ok, declined or failed")
     if not all(type(number) is int and 0 <= number <= _MAX_COUNT for number in (num_examples, num_steps)):
-        return invalid("num_examples and num_steps must be whole numbers from 0 to 2**53")
+        raise ParamsError("num_examples and num_steps must be whole numbers from 0 to 2**53")
     if not isinstance(metrics, dict):
-        return invalid("metrics must be numbers by name")
-    measured = _numbers(metrics)
-    update = None
-    if kind == "ok" and task.kind == "train":
-        for name in packed:
-            if not name.startswith(_PREFIXES):
-                return invalid(f"the answer holds an array {name!r} that is neither delta/ nor extra/")
-        delta, extra = Group(packed, "delta/", task.wire_dtype), Group(packed, "extra/")
-        update = Update(task, delta, num_examples, num_steps, measured, extra)
-    return Outcome(task, kind, update, measured, num_examples, _printable(reason), seconds)
+        raise ParamsError("metrics must be numbers by name")
+    return Head(kind, _printable(reason), num_examples, num_steps, _numbers(metrics))
+
+
+def invalid(task: Task, error: Exception, seconds: float) -> Outcome:
+    """The outcome of an answer that cannot be used; the error may repeat what the client sent."""
+    return Outcome(task, "invalid", reason=_printable(str(error)), seconds=seconds)
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -22,10 +22,11 @@ from flwr.common.serde import message_from_proto
 from flwr.supercore.constant import FLEET_HTTP_SIGNATURE_HEADER
 from puppet import Puppet
 
+from fedtrain.client.identity import client_info
 from fedtrain.errors import ConnectionRefused
 from fedtrain.flower import auth, connections, fleet, limits, routes, supernode, wire
 from fedtrain.flower.auth import Signer
-from fedtrain.flower.fleet import FlowerFleet, client_info, new_run_id
+from fedtrain.flower.fleet import FlowerFleet, new_run_id
 from fedtrain.flower.limits import Limits
 from fedtrain.flower.server import serving
 from fedtrain.security.tls import ServerCertificate

@@ -140,7 +140,7 @@ def trained(message: Message, delta: float = 1.0, **fields: Any) -> Message:
     update = Update(task, arrays, 10, 4, {"loss": 0.5})
     content = records.answer_content(Outcome(task, "ok", update, {"loss": 0.5}, 10), run)
     for name, value in fields.items():
-        content.config_records["fedtrain"][name.replace("_", "-")] = value
+        content.config_records["fedtrain"][name] = value
     return Message(content, reply_to=message)
 
 
@@ -239,8 +239,9 @@ def test_an_error_is_an_outcome_with_its_reason(answer: Any, kind: str, reason: 
         ({"run": "other"}, "another run, task or start"),
         ({"start": "0"}, "another run, task or start"),
         ({"kind": "late"}, "an answer of kind 'late'"),
-        ({"num_examples": -1}, "whole numbers >= 0"),
-        ({"num_steps": 0.5}, "whole numbers >= 0"),
+        ({"num_examples": -1}, "whole numbers from 0 to 2**53"),
+        ({"num_examples": 2**53 + 1}, "whole numbers from 0 to 2**53"),
+        ({"num_steps": 0.5}, "whole numbers from 0 to 2**53"),
     ],
 )
 def test_an_answer_that_is_not_to_its_task_or_has_impossible_numbers_is_invalid(fields: Any, reason: str) -> None:
@@ -445,8 +446,12 @@ def test_the_second_node_with_a_client_id_is_refused_until_the_first_has_left() 
         (Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "no such file"), "no such file"),
         (ValueError("broken"), "cannot be read: ValueError: broken"),
         (RecordDict(), "its enrolment is not fedtrain's"),
-        (records.enrolment_content(ClientInfo("9 lives", 1)), "client-id must be a letter"),
+        (records.enrolment_content(ClientInfo("9 lives", 1)), "id must be a letter"),
         (records.enrolment_content(ClientInfo("a", -1)), "num_examples must be a whole number"),
+        (records.enrolment_content(ClientInfo("a", 1, {"site": "\x1b[2J"})), "tags must be printable text"),
+        (records.enrolment_content(ClientInfo("a", 1, {str(number): "" for number in range(65)})), "at most 64"),
+        (records.enrolment_content(ClientInfo("a", 1, local_algorithms=("x" * 201,))), "of up to 200 characters"),
+        (RecordDict({"fedtrain": ConfigRecord({"enrolment": "[]"})}), "the enrolment lacks a field"),
     ],
 )
 def test_a_node_that_cannot_say_who_it_is_is_refused_and_asked_again_later(answer: Any, reason: str) -> None:
@@ -578,6 +583,13 @@ def test_only_metrics_that_are_numbers_are_taken() -> None:
     content = records.answer_content(Outcome(task(kind="evaluate"), "ok", metrics={"a": 1, "b": math.nan}), "r")
     content.metric_records["metrics"]["c"] = [1.0, 2.0]
     assert records.read_answer(content, task(kind="evaluate"), "r", 0.0).metrics == {"a": 1.0}
+
+
+def test_a_reason_and_the_names_of_metrics_are_printable_and_cut() -> None:
+    declined = Outcome(task(), "declined", metrics={"a\x1b" + "x" * 200: 1.0}, reason="no\x1b[2J" + "x" * 5000)
+    got = records.read_answer(records.answer_content(declined, "r"), task(), "r", 0.0)
+    assert (got.kind, got.reason) == ("declined", "no?[2J" + "x" * 1994)
+    assert got.metrics == {"a?" + "x" * 98: 1.0}
 
 
 def test_what_a_client_remembers_changes_only_by_a_verdict_that_counts() -> None:
