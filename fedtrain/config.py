@@ -195,8 +195,8 @@ def main(task: Callable[[Config], int]) -> Callable[[], None]:
     An impossible configuration, missing data or a strategy whose parts do not fit are told in one message on standard
     error, without a traceback, and the status is 2; with ``HYDRA_FULL_ERROR=1`` the exception is shown whole.
 
-    In a sweep (``--multirun``) every job runs, in ``run_dir`` followed by its number; the highest status is the
-    command's. Modules in the folder that it is started in, and in that of ``--config-dir``, can be named as targets.
+    In a sweep (``--multirun``) every job runs, in ``run_dir`` followed by its number, until one is interrupted; the
+    highest status is the command's. Modules in the folder that it is started in, and in that of ``--config-dir``, can be named as targets.
     """
 
     @functools.wraps(task)
@@ -212,6 +212,8 @@ def main(task: Callable[[Config], int]) -> Callable[[], None]:
                     if HydraConfig.get().mode is RunMode.MULTIRUN:
                         config.run_dir = str(Path(config.run_dir, str(HydraConfig.get().job.num)))
                     statuses.append(task(config))
+                    if statuses[-1] == _INTERRUPTED and HydraConfig.get().mode is RunMode.MULTIRUN:
+                        raise KeyboardInterrupt  # Hydra would go on with the next job
             except (ConfigError, DataError, StrategyError) as error:
                 if whole:
                     raise

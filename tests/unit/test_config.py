@@ -388,6 +388,12 @@ def test_a_sweep_runs_every_job_in_its_own_folder_and_ends_with_the_highest_stat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["command.py", "runs"]
 
 
+def test_a_sweep_ends_with_the_job_that_is_interrupted(tmp_path: Path) -> None:
+    done = command(tmp_path, "-m", NUMPY, "rounds=1,130,2")
+    assert re.findall(r"run \d+", done.stdout) == ["run 1", "run 130"]
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 def test_an_interrupt_before_the_task_is_no_traceback(tmp_path: Path) -> None:
     write(tmp_path / "my_models.py", "raise KeyboardInterrupt")
     done = command(tmp_path, "model=custom", "model._target_=my_models.net", "trainer=numpy")
