@@ -49,9 +49,10 @@ def problem_of(
         start: What it starts from: the same names, shapes and dtypes are expected.
         extra: The same for the second payload, which may be missing where there are no examples; None: any.
         max_examples: Its number of examples at most; None: 2**53.
-        max_norm: The L2 norm at most, over all floating-point arrays of the delta together; None: any.
+        max_norm: The L2 norm at most, over all floating-point arrays of the delta together, and over those of the
+            second payload; None: any.
     """
-    if problem := _problem_of_count(update.num_examples, max_examples):
+    if problem := _problem_of_count(update.num_examples, max_examples) or _problem_of_steps(update):
         return problem
     model = {**start.params, **start.buffers}
     try:
@@ -64,7 +65,8 @@ def problem_of(
         _problem_of_values(update.delta)
         or _problem_of_values(update.extra)
         or _problem_of_half(update.delta, model)
-        or ("" if max_norm is None else _problem_of_norm(update.delta, max_norm))
+        or _problem_of_norm("the update", update.delta, max_norm)
+        or _problem_of_norm("the second payload", update.extra, max_norm)
     )
 
 
@@ -82,6 +84,23 @@ def largest_value(dtype: np.dtype) -> float:
 def _problem_of_count(num_examples: int, most: int | None) -> str:
     limit, words = (MAX_EXAMPLES, "2**53") if most is None else (most, f"{most} (cohort.max_examples)")
     return "" if 0 <= num_examples <= limit else f"{num_examples} examples, expected 0 to {words}"
+
+
+def _problem_of_steps(update: Update) -> str:
+    """More steps than were asked for, or fewer: by their number a mean may weigh an update (`normalised_mean`).
+
+    A task that names ``steps`` is done in as many, or not at all. With ``epochs`` the server knows the most, that of
+    batches of one example, and no less than zero.
+    """
+    found, asked = update.num_steps, update.task.local[1]
+    if "steps" in asked:
+        steps = math.ceil(asked["steps"])
+        return "" if found in (0, steps) else f"{found} steps, expected {steps} as the task says, or 0"
+    if "epochs" in asked:
+        epochs, most = asked["epochs"], math.ceil(asked["epochs"] * update.num_examples)
+        if not 0 <= found <= most:
+            return f"{found} steps, expected 0 to {most} in {epochs:g} epochs of {update.num_examples} examples"
+    return ""
 
 
 def _problem_of_values(arrays: Params) -> str:
@@ -126,10 +145,12 @@ def _problem_of_half(delta: Params, model: Params) -> str:
     return ""
 
 
-def _problem_of_norm(delta: Params, most: float) -> str:
+def _problem_of_norm(what: str, arrays: Params, most: float | None) -> str:
+    if most is None:
+        return ""
     squares = 0.0
-    for name in delta:
-        array = delta[name]
+    for name in arrays:
+        array = arrays[name]
         flat = array.reshape(-1) if is_float(array) else np.empty(0)
         for begin in range(0, flat.size, _PIECE):
             with np.errstate(over="ignore"):  # an infinite norm is too large as well
@@ -137,7 +158,7 @@ def _problem_of_norm(delta: Params, most: float) -> str:
     norm = math.sqrt(squares)
     if norm <= most:
         return ""
-    return f"the update's L2 norm is {norm:.6g}, expected at most {most:g} (cohort.max_update_norm)"
+    return f"{what}'s L2 norm is {norm:.6g}, expected at most {most:g} (cohort.max_update_norm)"
 
 
 def _at_least_float32(array: Array) -> Array:

@@ -21,8 +21,9 @@ def normalised_mean(weight: Weight = by_examples, *, momentum: float = 0.0) -> A
     clients that take more steps; this one minimises the loss that the weights say. With equal numbers of steps it is
     that mean.
 
-    The number of steps is what the client says; an update without steps has weight zero. Holds one running sum, like
-    `weighted_mean`.
+    The number of steps is what the client says, within what it was asked for (see `fedtrain.check`): with ``epochs`` it
+    can still name fewer than it took, which makes its delta count for more; with ``steps`` it can't. An update without
+    steps has weight zero. Holds one running sum, like `weighted_mean`.
 
     Args:
         weight: Importance of one update, finite and >= 0.

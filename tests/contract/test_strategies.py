@@ -87,7 +87,7 @@ def update(strategy: Strategy, state: RunState, task: Task, size: float, num_exa
         changed = array + size if is_float(array) else ~array if array.dtype == np.bool_ else array + 2
         delta[name] = np.asarray(changed - array if is_float(array) else changed, array.dtype)
     extra = like(strategy.local.extra(start), lambda name, array: size)
-    return Update(task, delta, num_examples, 4, {}, extra)
+    return Update(task, delta, num_examples, min(1, num_examples), {}, extra)
 
 
 def after_round(strategy: Strategy, state: RunState, *updates: tuple[str, float, int]) -> RunState:

@@ -129,6 +129,17 @@ def test_a_norm_that_overflows_is_too_large() -> None:
     assert found.reason.startswith("the update's L2 norm is inf")
 
 
+def test_the_norm_of_the_second_payload_is_held_to_the_same_limit_on_its_own() -> None:
+    good = ok(task_of(), {**GOOD, "w": np.array([3, 0], np.float32)})
+    assert good.update is not None
+    outcome = replace(good, update=replace(good.update, extra={"c": np.array([3.0]), "d": np.array([4.0])}))
+    assert checked(outcome, START).kind == "ok"
+    assert checked(outcome, START, replace(cohort_of(1), max_update_norm=5.0)).kind == "ok"
+    found = checked(outcome, START, replace(cohort_of(1), max_update_norm=4.9))
+    assert (found.kind, found.update) == ("invalid", None)
+    assert found.reason == "the second payload's L2 norm is 5, expected at most 4.9 (cohort.max_update_norm)"
+
+
 def test_a_number_of_examples_beyond_the_cohorts_own_limit_is_invalid() -> None:
     cohort = replace(cohort_of(1), max_examples=100)
     assert checked(ok(task_of(), GOOD, 100), START, cohort).kind == "ok"
@@ -137,3 +148,32 @@ def test_a_number_of_examples_beyond_the_cohorts_own_limit_is_invalid() -> None:
     )
     measured = Outcome(task_of(kind="evaluate"), "ok", metrics={"loss": 1.0}, num_examples=101)
     assert checked(measured, START, cohort).kind == "invalid"
+
+
+# Steps.
+
+
+@pytest.mark.parametrize(
+    ("numbers", "num_examples", "num_steps", "reason"),
+    [
+        ({"steps": 100}, 5, 100, ""),
+        ({"steps": 100}, 0, 0, ""),
+        ({"steps": 100}, 5, 101, "101 steps, expected 100 as the task says, or 0"),
+        ({"steps": 100}, 5, 1, "1 steps, expected 100 as the task says, or 0"),
+        ({"epochs": 2}, 5, 10, ""),
+        ({"epochs": 2}, 5, 1, ""),
+        ({"epochs": 2}, 5, 11, "11 steps, expected 0 to 10 in 2 epochs of 5 examples"),
+        ({"epochs": 0.5}, 5, 3, ""),
+        ({"epochs": 0.5}, 5, 4, "4 steps, expected 0 to 3 in 0.5 epochs of 5 examples"),
+        ({"epochs": 1}, 0, 1, "1 steps, expected 0 to 0 in 1 epochs of 0 examples"),
+        ({"epochs": 1}, 5, -1, "-1 steps, expected 0 to 5 in 1 epochs of 5 examples"),
+        ({}, 5, 2**53, ""),
+    ],
+)
+def test_steps_are_those_that_the_task_asked_for(
+    numbers: dict[str, float], num_examples: int, num_steps: int, reason: str
+) -> None:
+    good = ok(task_of(local=("sgd_epochs", numbers)), GOOD, num_examples)
+    assert good.update is not None
+    found = checked(replace(good, update=replace(good.update, num_steps=num_steps)), START)
+    assert (found.kind, found.reason) == ("invalid" if reason else "ok", reason)
