@@ -19,6 +19,7 @@ from fedtrain.run_folder import run_folder
 from fedtrain.security.allow import AllowList, require_listed
 from fedtrain.security.tls import ServerCertificate, require_encrypted
 from fedtrain.training import Training, initial_model
+from fedtrain.types import Partitioning
 
 _INTERRUPTED = 130
 """Exit status of a command that was stopped with Ctrl-C or SIGTERM, as shells have it."""
@@ -47,6 +48,7 @@ def server(config: Config) -> int:
             report=training.report,
             allow=allow,
             max_clients=wanted.max_clients,
+            partitioning=_partitioning(config),
         )
         port = serving(
             fleet,
@@ -96,8 +98,14 @@ def client(config: Config) -> int:
     _stop_on_signals()
     if config.client.id is None and config.partition is None:
         raise ConfigError("client.id: a client needs a name that stays its own, such as client.id=hospital-7")
+    trainer = build_trainer(config, partition=config.partition)
+    if config.partition is None and not trainer.num_examples:
+        raise ConfigError(
+            "data.partition: without it this client has no examples to train on: set which part of the data is its "
+            f"own, in [0, {config.num_partitions}), or choose data that it holds itself"
+        )
     member = Client(
-        build_trainer(config, partition=config.partition),
+        trainer,
         server=config.server.addresses,
         client_id=config.client.id or _default_id(config.partition),
         state_dir=config.client.state_dir,
@@ -105,6 +113,7 @@ def client(config: Config) -> int:
         stay=config.client.stay,
         ca=config.server.ca,
         insecure=config.server.insecure,
+        partitioning=None if config.partition is None else _partitioning(config),
         tell=_say_nothing if config.display == "none" else lambda word, details: _say(member.id, word, details),
     )
     try:
@@ -133,6 +142,10 @@ def _protection(config: Config) -> tuple[ServerCertificate | None, AllowList | N
     require_encrypted(server.host, certificate=certificate is not None, insecure=server.insecure)
     require_listed(server.host, listed=allow is not None, anyone=config.clients.open)
     return certificate, allow
+
+
+def _partitioning(config: Config) -> Partitioning:
+    return Partitioning(config.data["_target_"], config.num_partitions, config.seed)
 
 
 def _default_id(partition: int | None) -> str:

@@ -36,6 +36,18 @@ class Capacity:
 
 
 @dataclass(frozen=True)
+class Partitioning:
+    """What decides how examples are shared out: the parts of two different ones overlap."""
+
+    data: str
+    """Import path of what loads and splits them."""
+    num_partitions: int
+    """Into how many parts, >= 1."""
+    seed: int
+    """In [0, 2**63)."""
+
+
+@dataclass(frozen=True)
 class ClientInfo:
     """One connected client, as the server knows it."""
 
@@ -46,6 +58,8 @@ class ClientInfo:
     capacity: Capacity = field(default_factory=Capacity)
     local_algorithms: tuple[str, ...] = ()
     """Local algorithms that its trainer can do; empty means: not reported."""
+    partitioning: Partitioning | None = None
+    """How the data was shared out of which it holds a part; None: its data is its own."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from fedtrain.schema import parse_address
 from fedtrain.security.keys import load_or_create_key
 from fedtrain.security.tls import Trust
 from fedtrain.state import start_digest
-from fedtrain.types import ClientInfo, Outcome, Start
+from fedtrain.types import ClientInfo, Outcome, Partitioning, Start
 
 _log = logging.getLogger("fedtrain.client")
 
@@ -74,6 +74,8 @@ class Client:
         ca: PEM file of the authority that signs the server's certificate; None: those that the system trusts. TLS is
             spoken to every address that is not a loopback one, and to those too if this is given.
         insecure: Speak plain text to every address.
+        partitioning: How the data was shared out of which the trainer holds a part: a server that shares it out
+            otherwise refuses the client. None: the trainer's data is its own.
         tell: Called with a word and details for what happens (connected, task, done, …), off the caller's thread.
 
     Raises:
@@ -91,6 +93,7 @@ class Client:
         stay: bool = False,
         ca: str | Path | None = None,
         insecure: bool = False,
+        partitioning: Partitioning | None = None,
         tell: Tell = lambda word, details: None,
     ) -> None:
         self.id = require_client_id(client_id)
@@ -105,6 +108,7 @@ class Client:
         self._signer = Signer(load_or_create_key(self.state_dir))
         self._folder_lock = FileLock(self.state_dir / "lock", thread_local=False)  # the work's thread releases it
         self._tags, self._stay, self._tell = dict(tags or {}), stay, tell
+        self._partitioning = partitioning
         self._status = ClientStatus()
         self._session: Session | None = None
         self._run = ""
@@ -236,7 +240,12 @@ class Client:
 
     def _enrol(self, line: Line) -> None:
         info = ClientInfo(
-            self.id, self._worker.num_examples, self._tags, measure_capacity(), self._worker.local_algorithms
+            self.id,
+            self._worker.num_examples,
+            self._tags,
+            measure_capacity(),
+            self._worker.local_algorithms,
+            self._partitioning,
         )
         session = supernode.enrol(line, info)
         with self._lock:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtrain.errors import ConfigError, ConnectionRefused
-from fedtrain.types import Capacity, ClientInfo
+from fedtrain.types import Capacity, ClientInfo, Partitioning
 
 CLIENT_ID = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 """A letter, then letters, digits, dots, underscores and hyphens; at most 64 characters."""
@@ -58,6 +58,7 @@ def enrolment(info: ClientInfo) -> dict[str, Any]:
         "tags": dict(info.tags),
         "capacity": asdict(info.capacity),
         "local_algorithms": list(info.local_algorithms),
+        "partitioning": None if info.partitioning is None else asdict(info.partitioning),
     }
 
 
@@ -86,7 +87,21 @@ def client_info(values: Mapping[str, Any]) -> ClientInfo:
     amounts = (capacity.num_cores, capacity.memory_bytes, capacity.device_memory_bytes)
     if not all(0 <= amount < 2**63 for amount in amounts):
         raise ConnectionRefused("capacity must be given in numbers from 0 to 2**63")
-    return ClientInfo(client, num_examples, tags, capacity, tuple(algorithms))
+    partitioning = _partitioning_from(values.get("partitioning"))
+    return ClientInfo(client, num_examples, tags, capacity, tuple(algorithms), partitioning)
+
+
+def _partitioning_from(values: Any) -> Partitioning | None:
+    if values is None:  # its data is its own
+        return None
+    try:
+        found = Partitioning(values["data"], values["num_partitions"], values["seed"])
+    except (KeyError, TypeError):
+        found = Partitioning("", -1, -1)
+    numbers = (found.num_partitions, found.seed)
+    if not _are_names([found.data]) or not all(type(number) is int and 0 <= number < 2**63 for number in numbers):
+        raise ConnectionRefused("partitioning must be a data target, num_partitions and a seed, or null")
+    return found
 
 
 def _are_names(values: Sequence[object], most: int = _MAX_NAMES) -> bool:

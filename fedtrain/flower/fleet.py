@@ -28,7 +28,7 @@ from fedtrain.observe.events import Report, quiet
 from fedtrain.params import Packed, num_bytes, sync_folder
 from fedtrain.security.allow import AllowList
 from fedtrain.stored import Stored
-from fedtrain.types import ClientInfo, Outcome, Start, Task
+from fedtrain.types import ClientInfo, Outcome, Partitioning, Start, Task
 
 Receipt = Literal["taken", "repeated", "late", "unknown"]
 """What became of an answer: new, had already, after its round closed, or to a task that this client was not given."""
@@ -93,6 +93,7 @@ class FlowerFleet:
         report: Told who comes and goes, and who is refused.
         allow: The clients that may join; None: anyone, and an id belongs to the key that used it first.
         max_clients: As many different ones may join, >= 1; then others are refused.
+        partitioning: How clients share out the data; one that does it otherwise is refused. None: anyhow.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class FlowerFleet:
         report: Report = quiet,
         allow: AllowList | None = None,
         max_clients: int = 10_000,
+        partitioning: Partitioning | None = None,
     ) -> None:
         self.run, self.lost_after_s, self.report, self.allow = run, lost_after_s, report, allow
         self.broker = Broker()
@@ -111,7 +113,7 @@ class FlowerFleet:
         self.spool.mkdir(parents=True, exist_ok=True)
         for left in self.spool.glob("task-*"):  # uploads to a run that ended with its process
             left.unlink(missing_ok=True)
-        self._report, self._max_clients = report, max_clients
+        self._report, self._max_clients, self._partitioning = report, max_clients, partitioning
         self._refused: set[tuple[str, bytes]] = set()
         """Ids and keys whose refusal was reported."""
         self._ids_path = folder / "clients.json"
@@ -224,13 +226,14 @@ class FlowerFleet:
         """A client joins or comes back.
 
         Raises:
-            ConnectionRefused: its id belongs to another key, its key to another id, it is not allowed to join, or there
-                are too many.
+            ConnectionRefused: its id belongs to another key, its key to another id, it is not allowed to join, its
+                part of the data is of another split, or there are too many.
         """
         with self._lock:
             self._revoke()
             public = key.decode()
             refusal = self.allow.refusal(info.id, key) if self.allow else self._taken(info.id, public)
+            refusal = refusal or self._splits_otherwise(info.partitioning)
             if not refusal and info.id not in self._ids and len(self._ids) >= self._max_clients:
                 refusal = f"{self._max_clients} clients have joined, which is all that server.max_clients allows"
             if refusal:
@@ -430,6 +433,16 @@ class FlowerFleet:
             return f"client id {client!r} belongs to another key: use that client's state folder, or another client.id"
         other = next((id for id, holder in self._ids.items() if holder == public and id != client), None)
         return f"this key belongs to the client id {other!r}: use that id, or another state folder" if other else ""
+
+    def _splits_otherwise(self, its: Partitioning | None) -> str:
+        """Why a client's part of the data may overlap with others'; empty if it does not."""
+        ours = self._partitioning
+        if ours is None or its is None or its.data != ours.data or its == ours:
+            return ""
+        return (
+            f"it splits the data with seed={its.seed} data.num_partitions={its.num_partitions}, and its part would "
+            f"overlap with others: set seed={ours.seed} data.num_partitions={ours.num_partitions}, as the server has"
+        )
 
     def _note_refusal(self, client: str, key: bytes, reason: str) -> None:
         if (client, key) not in self._refused and len(self._refused) < _MAX_REFUSALS:
