@@ -71,7 +71,7 @@ def build_strategy(config: Config) -> Strategy:
     Raises:
         ConfigError: a target or an argument of it is unknown, or has an impossible value.
     """
-    strategy = _build("strategy", config.strategy, TypeError, ValueError)
+    strategy = _build("strategy", config.strategy)
     if not isinstance(strategy, Strategy):
         raise ConfigError(
             f"strategy._target_: expected a function that returns a Strategy, "
@@ -81,7 +81,7 @@ def build_strategy(config: Config) -> Strategy:
         node = getattr(config, group)
         if node:
             arguments = {"weight": _weight(group, node["weight"])} if isinstance(node.get("weight"), str) else {}
-            part = _build(group, node, TypeError, ValueError, **arguments)
+            part = _build(group, node, **arguments)
             with _key_in_errors(group, node):
                 strategy = dataclasses.replace(strategy, **{slot: part})
     return strategy
@@ -114,7 +114,8 @@ def build_trainer(config: Config, *, partition: int | None) -> Trainer:
     options = dict(config.trainer)
     kind = options.pop("model", "factory")
     require(kind in ("factory", "object"), "trainer.model", "factory or object: what the trainer is given", kind)
-    factory = _factory("model", {key: value for key, value in config.model.items() if key != "initial"})
+    node = {key: value for key, value in config.model.items() if key != "initial"}
+    factory = functools.partial(_call, "model", node, _factory("model", node))
     data = _build("data", {**config.data, "partition": partition}, seed=config.seed)
     trainer = _build("trainer", options, model=factory if kind == "factory" else factory(), data=data)
     if not isinstance(trainer, Trainer):
@@ -126,9 +127,12 @@ def build_trainer(config: Config, *, partition: int | None) -> Trainer:
     return trainer
 
 
-def _build(key: str, node: Mapping[str, Any], *also: type[Exception], **arguments: Any) -> Any:
-    factory = _factory(key, node, *arguments)
-    with _key_in_errors(key, node, *also):
+def _build(key: str, node: Mapping[str, Any], **arguments: Any) -> Any:
+    return _call(key, node, _factory(key, node, *arguments), **arguments)
+
+
+def _call(key: str, node: Mapping[str, Any], factory: Callable[..., Any], **arguments: Any) -> Any:
+    with _key_in_errors(key, node):
         return factory(**arguments)
 
 
@@ -167,18 +171,24 @@ def _require_arguments(key: str, path: str, target: Callable[..., Any], given: s
         raise ConfigError(f"{key}.{missing[0]}: {path} needs this argument: add +{key}.{missing[0]}=VALUE")
 
 
+class _KeyedError(ConfigError):
+    """Names its key already, which may be another than that of the target that was called."""
+
+
 @contextmanager
-def _key_in_errors(key: str, node: Mapping[str, Any], *also: type[Exception]) -> Iterator[None]:
+def _key_in_errors(key: str, node: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
-    except DataError:
+    except (DataError, _KeyedError):
         raise
     except FedtrainError as error:
         # A part names its own argument; which key that came from can be told where one alone has the value it found.
         same = [name for name, value in node.items() if str(error).endswith((f"found {value}", f"found {value!r}"))]
-        raise ConfigError(f"{key}.{same[0]}: {error}" if len(same) == 1 else f"{key}: {error}") from error
-    except also as error:
-        raise ConfigError(f"{key}: {error}: check the type of each of its values") from error
+        raise _KeyedError(f"{key}.{same[0]}: {error}" if len(same) == 1 else f"{key}: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise _KeyedError(
+            f"{key}: {error}: check the type of each of its values ({_FULL_ERROR}=1 shows where it was raised)"
+        ) from error
 
 
 def _near(found: str, allowed: Iterable[str]) -> str:
@@ -196,7 +206,8 @@ def main(task: Callable[[Config], int]) -> Callable[[], None]:
     error, without a traceback, and the status is 2; with ``HYDRA_FULL_ERROR=1`` the exception is shown whole.
 
     In a sweep (``--multirun``) every job runs, in ``run_dir`` followed by its number, until one is interrupted; the
-    highest status is the command's. Modules in the folder that it is started in, and in that of ``--config-dir``, can be named as targets.
+    highest status is the command's. Modules in the folder that it is started in, and in that of ``--config-dir``, can
+    be named as targets.
     """
 
     @functools.wraps(task)

@@ -307,6 +307,54 @@ def test_a_trainer_that_cannot_be_built_is_a_configuration_error(overrides: list
     assert str(refusal.value).startswith(says)
 
 
+OWN_TARGETS = """
+def net(hidden):
+    return [0] * hidden
+
+def load(path, partition, num_partitions, seed):
+    return int(path)
+
+class Trainer:
+    local_algorithms, num_examples = (), 0
+    initial = fit = evaluate = lambda self, *_: None
+
+    def __init__(self, model, data, batch_size):
+        self.model, self.batches = model(), data // batch_size
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("+model.hidden=zz", "model: can't multiply sequence by non-int of type 'str': check the type"),
+        ("+data.path=zz", "data: invalid literal for int() with base 10: 'zz': check the type"),
+        ("+trainer.batch_size=zz", "trainer: unsupported operand type(s) for //: 'int' and 'str': check the type"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_a_configuration_error_that_names_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, says: str
+) -> None:
+    write(tmp_path / "own_targets.py", OWN_TARGETS)
+    monkeypatch.syspath_prepend(tmp_path)
+    groups = {"model": "net", "data": "load", "trainer": "Trainer"}
+    chosen = [
+        word for group, name in groups.items() for word in (f"{group}=custom", f"{group}._target_=own_targets.{name}")
+    ]
+    values = {"+model.hidden": "3", "+data.path": "12", "+trainer.batch_size": "4"}
+    build_trainer(compose([*chosen, *(f"{key}={value}" for key, value in values.items())]), partition=0)
+    values.update([override.split("=")])
+    with pytest.raises(ConfigError) as refusal:
+        build_trainer(compose([*chosen, *(f"{key}={value}" for key, value in values.items())]), partition=0)
+    assert str(refusal.value).startswith(says)
+    assert isinstance(refusal.value.__cause__, (TypeError, ValueError))
+
+
+def test_a_value_of_the_wrong_type_in_a_torch_model_names_the_model() -> None:
+    chosen = ["experiment=quickstart", "model=mlp", "model.hidden=[zz]"]
+    with pytest.raises(ConfigError, match=r"^model: "):
+        build_trainer(compose(chosen), partition=0)
+
+
 def test_missing_data_is_a_data_error() -> None:
     with pytest.raises(DataError, match=r"nothing\.npz"):
         build_trainer(compose([NUMPY, "data=npz", "data.path=nothing.npz"]), partition=0)
