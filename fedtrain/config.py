@@ -35,7 +35,7 @@ from omegaconf.errors import (
 from fedtrain.client.trainer import Trainer
 from fedtrain.errors import ConfigError, DataError, FedtrainError, StrategyError
 from fedtrain.schema import Config, parse_address, require
-from fedtrain.strategy import Strategy
+from fedtrain.strategy import Strategy, require_kind
 
 __all__ = ["Config", "build_strategy", "build_trainer", "compose", "main", "parse_address"]
 
@@ -70,6 +70,7 @@ def build_strategy(config: Config) -> Strategy:
 
     Raises:
         ConfigError: a target or an argument of it is unknown, or has an impossible value.
+        StrategyError: the parts do not fit together.
     """
     strategy = _build("strategy", config.strategy)
     if not isinstance(strategy, Strategy):
@@ -77,14 +78,16 @@ def build_strategy(config: Config) -> Strategy:
             f"strategy._target_: expected a function that returns a Strategy, "
             f"{config.strategy['_target_']} returned a {type(strategy).__name__}"
         )
+    parts: dict[str, Any] = {}
     for group, slot in _SLOTS.items():
         node = getattr(config, group)
         if node:
             arguments = {"weight": _weight(group, node["weight"])} if isinstance(node.get("weight"), str) else {}
             part = _build(group, node, **arguments)
             with _key_in_errors(group, node):
-                strategy = dataclasses.replace(strategy, **{slot: part})
-    return strategy
+                require_kind(slot, part)
+            parts[slot] = part
+    return dataclasses.replace(strategy, **parts)  # all at once: which fit together is a question for the last of them
 
 
 def _weight(group: str, name: str) -> Callable[..., Any]:
@@ -143,6 +146,7 @@ def _factory(key: str, node: Mapping[str, Any], *added: str) -> Callable[..., An
     try:
         factory = hydra.utils.instantiate({**node, "_partial_": True}, _convert_="all")
     except InstantiationException as error:
+        _refuse_without_torch(key, node, error)
         reason = error.__cause__ if isinstance(error.__cause__, ImportError) else error
         raise ConfigError(
             f"{key}: cannot use {node['_target_']!r}: {' '.join(str(reason).split())} "
@@ -151,6 +155,16 @@ def _factory(key: str, node: Mapping[str, Any], *added: str) -> Callable[..., An
     names = {name for name in node if name not in ("_target_", "_convert_", "_recursive_", "_partial_")}
     _require_arguments(key, str(node["_target_"]), factory.func, names.union(added))
     return cast("Callable[..., Any]", factory)
+
+
+def _refuse_without_torch(key: str, node: Mapping[str, Any], error: BaseException) -> None:
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ImportError) and cause.name == "torch":
+            raise ConfigError(
+                f'{key}: cannot use {node["_target_"]!r}: this needs torch: pip install "fedtrain[torch]"'
+            ) from error
+        cause = cause.__cause__ or cause.__context__
 
 
 def _require_arguments(key: str, path: str, target: Callable[..., Any], given: set[str]) -> None:

@@ -418,6 +418,13 @@ def test_a_command_composes_runs_and_exits_with_the_tasks_status(tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["command.py"]
 
 
+def test_without_torch_the_quickstart_says_how_to_install_it(tmp_path: Path) -> None:
+    write(tmp_path / "torch.py", """raise ModuleNotFoundError("No module named 'torch'", name="torch")""")
+    done = command(tmp_path, "experiment=quickstart")
+    says = """error: model: cannot use 'fedtrain.models.cnn.cnn': this needs torch: pip install "fedtrain[torch]"\n"""
+    assert (done.returncode, done.stderr) == (2, says)
+
+
 def test_a_refused_configuration_is_one_line_and_status_2(tmp_path: Path) -> None:
     done = command(tmp_path, NUMPY, "cohort.anwsers=3")
     assert done.returncode == 2
