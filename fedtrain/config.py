@@ -228,8 +228,11 @@ def main(task: Callable[[Config], int]) -> Callable[[], None]:
     def command() -> None:
         whole = os.environ.get(_FULL_ERROR) == "1"
         statuses: list[int] = []
+        began = False
 
         def job(cfg: DictConfig) -> None:
+            nonlocal began
+            began = True
             try:
                 with _environment(_FULL_ERROR, "1" if whole else None):
                     _import_from(os.getcwd(), *_config_dirs())
@@ -256,9 +259,21 @@ def main(task: Callable[[Config], int]) -> Callable[[], None]:
         except KeyboardInterrupt:  # a task ends itself in its own way; this is before it, or between two of a sweep
             print("interrupted", file=sys.stderr)
             statuses.append(_INTERRUPTED)
+        except BrokenPipeError:
+            if began:
+                raise
+            # who reads the help has seen enough of it
+        _flush_output()
         sys.exit(max(statuses, default=0))
 
     return command
+
+
+def _flush_output() -> None:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # Python would try again at exit, and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def compose(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> Config:

@@ -1,6 +1,7 @@
 """Configuration: what is composed, what is refused and how it is said, and what is built from it."""
 
 import dataclasses
+import os
 import re
 import subprocess
 import sys
@@ -474,6 +475,23 @@ def test_the_help_lists_commands_keys_and_choices(tmp_path: Path) -> None:
     for part in ("fedtrain-server", "fedtrain-client", "fedtrain-sim", "cohort.answers", "strategy: fedadagrad"):
         assert part in text
     assert "quickstart, quickstart_numpy" in text
+
+
+def test_help_that_nobody_reads_to_its_end_is_no_error(tmp_path: Path) -> None:
+    write(tmp_path / "command.py", COMMAND)
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-B", "command.py", "--help"],
+        cwd=tmp_path,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def write(path: Path, text: str) -> None:
