@@ -16,7 +16,8 @@ class Strategy:
     """Six answers that make a round; a value without network, disk or clock.
 
     Raises:
-        StrategyError: a slot holds something that is not its kind of part.
+        StrategyError: a slot holds something that is not its kind of part, or a local algorithm folds every update into
+            the server's memory where the aggregator rejects or bounds some.
     """
 
     select: Selector
@@ -34,12 +35,14 @@ class Strategy:
 
     def __post_init__(self) -> None:
         for slot in fields(self):
-            expected, found = SLOTS[slot.name], getattr(self, slot.name)
-            if not isinstance(found, expected):
-                raise StrategyError(
-                    f"strategy slot {slot.name!r} must be a {expected.__name__}, found {type(found).__name__}: "
-                    f"call the part's function, for example {slot.name}=part(...)"
-                )
+            require_kind(slot.name, getattr(self, slot.name))
+        if self.local.folds_updates and not self.aggregate.uses_all:
+            raise StrategyError(
+                "strategy slots 'local' and 'aggregate' do not fit together: the local algorithm folds every update "
+                "into the server's memory, also those that the aggregator rejects or bounds, so that one client could "
+                "still move the model anywhere: choose local=sgd_epochs or proximal with a robust aggregator, or "
+                "aggregation=weighted_mean with scaffold or feddyn"
+            )
 
 
 SLOTS: dict[str, type] = {
@@ -51,3 +54,17 @@ SLOTS: dict[str, type] = {
     "server_optimizer": Optimizer,
 }
 """What each slot holds."""
+
+
+def require_kind(slot: str, part: object) -> None:
+    """Refuse what is not the kind of part that a slot holds.
+
+    Raises:
+        StrategyError: naming both kinds.
+    """
+    expected = SLOTS[slot]
+    if not isinstance(part, expected):
+        raise StrategyError(
+            f"strategy slot {slot!r} must be a {expected.__name__}, found {type(part).__name__}: "
+            f"call the part's function, for example {slot}=part(...)"
+        )

@@ -32,6 +32,8 @@ class Aggregator:
     weight: Weight = equally
     min_updates: int = 1
     """Fewer usable updates than this can't be combined."""
+    uses_all: bool = False
+    """Whether every update counts in full, by its weight: none is rejected or bounded, as a robust rule does."""
 
     def __call__(self, updates: Iterable[Update], cohort: Cohort) -> Params:
         """Short for `combine`."""

@@ -51,7 +51,7 @@ def bucketing(size: int, rule: Aggregator) -> Aggregator:
         order = generator(cohort.entropy, "bucketing").permutation(len(table))
         return rule([_mean(table, order[begin : begin + size]) for begin in range(0, len(table), size)], cohort)
 
-    return Aggregator(combine, rule.weight, needed)
+    return Aggregator(combine, rule.weight, needed, rule.uses_all)
 
 
 def _mean(table: Table, rows: np.ndarray) -> Update:

@@ -18,6 +18,9 @@ class DiscreteMean:
     - Bools: the weighted majority; a tie keeps the server's value.
 
     No array is ever truncated or changes its dtype. An update of weight 0 changes nothing.
+
+    Robust rules do not reach these arrays: an update that the rule rejects or bounds counts here as any other, so that
+    one client can move an integer's mean as far as its dtype goes. A robust run's model should hold none that matters.
     """
 
     def __init__(self, model: Params) -> None:

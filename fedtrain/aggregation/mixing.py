@@ -51,4 +51,4 @@ def nearest_neighbour_mixing(num_byzantine: int, rule: Aggregator) -> Aggregator
         rows = zip(table.updates, weights, strict=True)
         return rule([table.mixed(update, row, count) for update, row in rows], cohort)
 
-    return Aggregator(combine, rule.weight, needed)
+    return Aggregator(combine, rule.weight, needed, rule.uses_all)

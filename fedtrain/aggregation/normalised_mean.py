@@ -80,4 +80,4 @@ def normalised_mean(weight: Weight = by_examples, *, momentum: float = 0.0) -> A
                 )
         return result
 
-    return Aggregator(combine, weight)
+    return Aggregator(combine, weight, uses_all=True)

@@ -2,6 +2,10 @@
 
 Rules that look at all clients at once (order statistics, distances) cannot fold one update after the other. They work
 on blocks of columns instead, so that they hold some megabytes of a cohort whose updates may lie on disk.
+
+Robust rules are built on it, and guard what it holds: floating-point arrays. The integers and bools of a rejected or
+bounded update still count in their mean and majority (`DiscreteMean`), and so would what a local algorithm folds into
+the server's memory, for which reason a `Strategy` refuses such a pair.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

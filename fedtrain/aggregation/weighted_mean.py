@@ -79,7 +79,7 @@ def weighted_mean(weight: Weight = by_examples) -> Aggregator:
                 )
         return result
 
-    return Aggregator(combine, weight)
+    return Aggregator(combine, weight, uses_all=True)
 
 
 _Layout = tuple[tuple[int, ...], np.dtype]

@@ -28,6 +28,8 @@ class Local(NamedTuple):
     """
     adjust: Callable[[State, Params], Params] = lambda state, move: move
     """(state after the round, what the server optimizer adds to the model) -> what is added instead."""
+    folds_updates: bool = False
+    """Whether `fold` keeps what clients sent: every counted update then moves the server's memory, unbounded."""
 
 
 class ClientHalf(NamedTuple):

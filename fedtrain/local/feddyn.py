@@ -68,7 +68,7 @@ def feddyn(
         h = client_mean.mean(state)
         return {name: np.asarray(array - h[name] / alpha) for name, array in move.items()}
 
-    return Local(client_mean.init, task, lambda state: {}, fold, finish, adjust=adjust)
+    return Local(client_mean.init, task, lambda state: {}, fold, finish, adjust=adjust, folds_updates=True)
 
 
 def _correct(

@@ -75,7 +75,7 @@ def scaffold(
     def finish(state: State, acc: object, cohort: Cohort) -> State:
         return {**state, **client_mean.finished(state, acc, cohort, weight)}
 
-    return Local(init, task, payload, fold, finish, extra=lambda start: start.params)
+    return Local(init, task, payload, fold, finish, extra=lambda start: start.params, folds_updates=True)
 
 
 def _begin(gradient_at_start: Callable[[], Tensors], client_state: State, numbers: Mapping[str, float]) -> State:

@@ -4,9 +4,25 @@ import pytest
 from fedtrain.strategies import fedavg
 
 from fedtrain import Strategy
-from fedtrain.aggregation import Aggregator, equally, weighted_mean
+from fedtrain.aggregation import (
+    Aggregator,
+    bucketing,
+    bulyan,
+    centred_clipping,
+    equally,
+    geometric_median,
+    krum,
+    median,
+    multi_krum,
+    nearest_neighbour_mixing,
+    norm_bounding,
+    normalised_mean,
+    trimmed_mean,
+    weighted_mean,
+)
+from fedtrain.config import build_strategy, compose
 from fedtrain.errors import StrategyError
-from fedtrain.local import CLIENT_HALVES, Local, sgd_epochs
+from fedtrain.local import CLIENT_HALVES, Local, feddyn, proximal, scaffold, sgd_epochs
 from fedtrain.selection import Selector, uniform
 from fedtrain.server_optimizers import Optimizer, sgd
 from fedtrain.strategy import SLOTS
@@ -56,6 +72,39 @@ def test_a_part_in_the_slot_of_another_is_refused() -> None:
         Strategy(uniform(), sgd_epochs(), weighted_mean(), server_optimizer=uniform())  # type: ignore[arg-type]
 
 
+ROBUST = {
+    "median": median(),
+    "trimmed_mean": trimmed_mean(1),
+    "krum": krum(1),
+    "multi_krum": multi_krum(1),
+    "bulyan": bulyan(1),
+    "geometric_median": geometric_median(),
+    "centred_clipping": centred_clipping(1.0),
+    "norm_bounding": norm_bounding(),
+    "mixing": nearest_neighbour_mixing(1, median()),
+    "bucketing": bucketing(2, median()),
+}
+
+
+@pytest.mark.parametrize("local", [scaffold(), feddyn(0.1)], ids=["scaffold", "feddyn"])
+@pytest.mark.parametrize("rule", ROBUST.values(), ids=ROBUST)
+def test_a_local_algorithm_that_folds_every_update_is_refused_before_a_rule_that_rejects_some(
+    local: Local, rule: Aggregator
+) -> None:
+    with pytest.raises(StrategyError, match=r"folds every update .* choose local=sgd_epochs or prox.*=weighted_mean"):
+        Strategy(uniform(), local, rule)
+    for plain in (sgd_epochs(), proximal(0.1)):
+        Strategy(uniform(), plain, rule)
+
+
+@pytest.mark.parametrize("local", [scaffold(), feddyn(0.1)], ids=["scaffold", "feddyn"])
+@pytest.mark.parametrize("rule", [weighted_mean(), normalised_mean(), bucketing(2, weighted_mean())])
+def test_a_local_algorithm_that_folds_every_update_fits_a_rule_that_counts_them_all(
+    local: Local, rule: Aggregator
+) -> None:
+    assert Strategy(uniform(), local, rule).aggregate.uses_all
+
+
 def test_a_slot_is_replaced_in_a_copy() -> None:
     first = fedavg.build()
     second = dataclasses.replace(first, aggregate=weighted_mean(equally))
@@ -92,3 +141,13 @@ def test_plain_local_training_keeps_nothing_and_corrects_nothing() -> None:
     gradient = {"w": 1.0}
     assert half.correct(gradient, {}, {}, {}, (), {}) is gradient
     assert half.finish({}, {}, {}, (), {}) == ({}, ())
+
+
+def test_slots_of_a_configuration_are_replaced_together() -> None:
+    def built(*overrides: str) -> Strategy:
+        return build_strategy(compose(["experiment=quickstart_numpy", *overrides]))
+
+    assert built("strategy=fedmedian", "local=scaffold", "aggregation=weighted_mean").local.folds_updates
+    assert not built("strategy=scaffold", "local=sgd_epochs", "aggregation=median").aggregate.uses_all
+    with pytest.raises(StrategyError, match="slots 'local' and 'aggregate' do not fit together"):
+        built("strategy=scaffold", "aggregation=median")
