@@ -15,10 +15,13 @@ from types import FrameType
 
 from fedtrain.config import Config, build_strategy, build_trainer, main
 from fedtrain.errors import ConfigError
+from fedtrain.plan import require_enough_asked
 from fedtrain.run_folder import run_folder
+from fedtrain.schema import require
 from fedtrain.security.allow import AllowList, require_listed
 from fedtrain.security.tls import ServerCertificate, require_encrypted
-from fedtrain.training import Training, initial_model
+from fedtrain.strategy import Strategy
+from fedtrain.training import Training, cohort_settings, initial_model
 from fedtrain.types import Partitioning
 
 _INTERRUPTED = 130
@@ -37,7 +40,9 @@ def server(config: Config) -> int:
     from fedtrain.flower.server import listen, serving
 
     logging.getLogger("flwr").setLevel(logging.WARNING)  # Flower sets its own level when it is imported
-    strategy, trainer = build_strategy(config), build_trainer(config, partition=None)
+    strategy = build_strategy(config)
+    require_enough_asked(strategy, cohort_settings(config))
+    trainer = build_trainer(config, partition=None)
     start = initial_model(config, trainer)
     with run_folder(Path(config.run_dir)) as folder, closing(listen(wanted.host, wanted.port)) as listener:
         training = Training(config, strategy, trainer, start, folder, run=new_run_id())
@@ -74,12 +79,9 @@ def simulate(config: Config) -> int:
     from fedtrain.fleet.memory import MemoryFleet
 
     _stop_on_signals()
-    if config.cohort.connected > config.num_partitions:
-        raise ConfigError(
-            f"cohort.connected: expected at most data.num_partitions, which is {config.num_partitions} and the number "
-            f"of simulated clients, found {config.cohort.connected}"
-        )
-    strategy, trainer = build_strategy(config), build_trainer(config, partition=None)
+    strategy = build_strategy(config)
+    require_enough_simulated(config, strategy)
+    trainer = build_trainer(config, partition=None)
     start = initial_model(config, trainer)
     clients = {_default_id(part): build_trainer(config, partition=part) for part in range(config.num_partitions)}
     with (
@@ -131,6 +133,22 @@ def client(config: Config) -> int:
     return 0
 
 
+def require_enough_simulated(config: Config, strategy: Strategy) -> None:
+    """Refuse a simulation that would wait for clients that never come, or never count a round.
+
+    Raises:
+        ConfigError: there are fewer simulated clients than must be connected, must answer or make a cohort.
+    """
+    require_enough_asked(strategy, cohort_settings(config))
+    there = config.num_partitions
+    for key, needed in (("cohort.connected", config.cohort.connected), ("cohort.answers", config.cohort.answers or 1)):
+        number = "data.num_partitions, the number of simulated clients"
+        require(needed <= there, key, f"at most {there} ({number})", needed)
+    least = strategy.aggregate.min_updates
+    allowed = f"at least {least}, one client for each update that the strategy's aggregator needs"
+    require(least <= there, "data.num_partitions", allowed, there)
+
+
 def _protection(config: Config) -> tuple[ServerCertificate | None, AllowList | None]:
     """The server's certificate and its list of clients.
 
@@ -138,7 +156,10 @@ def _protection(config: Config) -> tuple[ServerCertificate | None, AllowList | N
     """
     server = config.server
     certificate = ServerCertificate(server.certificate, server.key) if server.certificate and server.key else None
-    allow = AllowList(config.clients.allow) if config.clients.allow else None
+    try:
+        allow = AllowList(config.clients.allow) if config.clients.allow else None
+    except ConfigError as error:
+        raise ConfigError(f"clients.allow: {error}") from error
     require_encrypted(server.host, certificate=certificate is not None, insecure=server.insecure)
     require_listed(server.host, listed=allow is not None, anyone=config.clients.open)
     return certificate, allow

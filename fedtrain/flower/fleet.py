@@ -510,11 +510,16 @@ def _read_ids(path: Path) -> dict[str, str]:
         ids = json.loads(path.read_text())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError):
-        ids = None
-    if not isinstance(ids, dict) or not all(isinstance(key, str) for key in ids.values()):
-        raise ConfigError(f"{path} says which key holds which client id, and cannot be read: restore it, or delete it")
-    return ids
+    except (OSError, ValueError) as error:
+        found = f"a file that cannot be read ({error})"
+    else:
+        if isinstance(ids, dict) and all(isinstance(key, str) for key in ids.values()):
+            return ids
+        found = "something else"
+    raise ConfigError(
+        f"{path}: expected JSON that says which key holds which client id, found {found}: restore it, or delete it, "
+        "and an id belongs to the key that claims it next"
+    )
 
 
 def new_run_id() -> str:

@@ -23,6 +23,8 @@ from fedtrain.observe.events import Report, quiet
 from fedtrain.security.files import Watch, write_file
 from fedtrain.security.tls import is_loopback
 
+_WHAT_TO_DO = "give the path of one (`fedtrain clients allow FILE ID KEY` makes it)"
+
 _SETTLE_S = 0.2
 """An editor that writes a file in place has finished after so long; half a list would throw out the others."""
 
@@ -224,9 +226,9 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: expected a list of clients, found: {error.strerror}") from None
+        raise ConfigError(f"{path}: expected a list of clients, found: {error.strerror}: {_WHAT_TO_DO}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: expected a list of clients, found a file that is not text") from None
+        raise ConfigError(f"{path}: expected a list of clients, found a file that is not text: {_WHAT_TO_DO}") from None
 
 
 def _write(path: Path, lines: list[str]) -> None:

@@ -269,6 +269,9 @@ def test_a_refused_start_leaves_the_files_of_the_run_before(own: Path, cause: st
             port = 0
         second = place.start("fedtrain-server", "run_dir=other", f"server.port={port}")
         assert second.wait() == 2, second.output
+    assert second.output.count("\n") == 1
+    assert cause == "port" or second.output.startswith("error: other/clients.json: expected JSON that says which key")
+    assert cause == "port" or "restore it, or delete it" in second.output
     assert {name: (own / "other" / name).read_bytes() for name in before} == before
     assert not (own / "other" / "previous-1").exists()
 

@@ -494,7 +494,11 @@ def test_the_commands_train_over_tls_with_a_list(tmp_path: Path) -> None:
         ((), "error: server.host=0.0.0.0: other machines can connect there, which needs a certificate"),
         (("server.insecure=true",), "error: server.host=0.0.0.0: other machines can connect there, which needs a list"),
         (("server.certificate=c.pem", "server.key=k.pem"), "error: server.certificate=c.pem: expected a file"),
-        (("clients.allow=none.txt",), "error: none.txt: expected a list of clients, found: No such file"),
+        (
+            ("clients.allow=none.txt",),
+            "error: clients.allow: none.txt: expected a list of clients, found: No such file or directory: give the "
+            "path of one (`fedtrain clients allow FILE ID KEY` makes it)\n",
+        ),
     ],
 )
 def test_a_server_that_would_be_open_to_all_is_refused_at_start(
