@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fedtrain.errors import ConfigError
 from fedtrain.precision import rounded_start
 from fedtrain.random import derived_seed, generator
 from fedtrain.state import RunState, start_digest
@@ -36,10 +37,23 @@ class CohortSettings:
     wire_dtype: WireDtype | None = None
     """Model and deltas travel rounded to this dtype, their float32 arrays in half the bytes; None: as they are."""
 
-    @property
-    def needed(self) -> int:
+    def needed(self, strategy: Strategy) -> int:
         """Clients without which planning a round makes no sense."""
-        return max(self.connected, self.answers or 1)
+        return max(self.connected, self.answers or 1, strategy.aggregate.min_updates)
+
+
+def require_enough_asked(strategy: Strategy, settings: CohortSettings) -> None:
+    """Refuse a run of which no round could ever count.
+
+    Raises:
+        ConfigError: fewer clients are asked than the aggregator needs updates.
+    """
+    least = strategy.aggregate.min_updates
+    if settings.asked is not None and settings.asked < least:
+        raise ConfigError(
+            f"cohort.asked: expected at least {least}, the updates that the strategy's aggregator needs, or null, "
+            f"found {settings.asked}"
+        )
 
 
 def start_of(strategy: Strategy, state: RunState, wire_dtype: WireDtype | None = None) -> Start:

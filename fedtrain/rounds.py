@@ -14,7 +14,7 @@ from fedtrain.errors import AggregationError, ParamsError
 from fedtrain.fleet.fleet import Fleet
 from fedtrain.metrics import mean_metrics
 from fedtrain.observe.events import Report, quiet
-from fedtrain.plan import CohortSettings, plan, start_of
+from fedtrain.plan import CohortSettings, plan, require_enough_asked, start_of
 from fedtrain.random import generator
 from fedtrain.state import RoundRecord, RunState
 from fedtrain.strategy import Strategy
@@ -38,9 +38,14 @@ def run(
     """Train until `rounds` rounds are finished, counting those that `state` already has.
 
     `save` is called when a round is finished, and again once it is evaluated.
+
+    Raises:
+        ConfigError: fewer clients are asked than the strategy's aggregator needs updates.
     """
+    require_enough_asked(strategy, settings)
+    needed = settings.needed(strategy)
     while state.round < rounds:
-        eligible = wait_for_clients(fleet, settings, state.round + 1, report)
+        eligible = wait_for_clients(fleet, needed, settings.connect_deadline_s, state.round + 1, report)
         start = start_of(strategy, state, settings.wire_dtype)
         cohort = plan(strategy, state, eligible, settings, start)  # who, what, seeds: decided before sending
         report_selected(cohort, report)
@@ -146,18 +151,18 @@ def first_state(strategy: Strategy, start: Start, seed: int) -> RunState:
     )
 
 
-def wait_for_clients(fleet: Fleet, settings: CohortSettings, round: int, report: Report) -> Sequence[ClientInfo]:
+def wait_for_clients(fleet: Fleet, needed: int, deadline_s: float, round: int, report: Report) -> Sequence[ClientInfo]:
     """The connected clients, as soon as there are enough of them or the time for connecting is over."""
-    deadline, told = time.monotonic() + settings.connect_deadline_s, -1
+    deadline, told = time.monotonic() + deadline_s, -1
     while True:
         clients, left = fleet.clients(), deadline - time.monotonic()
-        if len(clients) >= settings.needed:
+        if len(clients) >= needed:
             return clients
         if left <= 0:
             return ()
         if len(clients) != told:
             told = len(clients)
-            report("waiting", round, connected=told, needed=settings.needed)
+            report("waiting", round, connected=told, needed=needed)
         fleet.wait(left)
 
 

@@ -79,7 +79,7 @@ class Training:
             seed=config.seed,
             address=address,
             run_dir=str(self._folder),
-            clients_needed=settings.needed,
+            clients_needed=settings.needed(self._strategy),
         )
         latest = first_state(self._strategy, self._start, config.seed)
 

@@ -8,8 +8,9 @@ from fakes import people
 
 from fedtrain import RunState, Strategy
 from fedtrain.aggregation import weighted_mean
+from fedtrain.errors import ConfigError
 from fedtrain.local import sgd_epochs
-from fedtrain.plan import CohortSettings, plan, plan_evaluation, start_of
+from fedtrain.plan import CohortSettings, plan, plan_evaluation, require_enough_asked, start_of
 from fedtrain.rounds import first_state
 from fedtrain.selection import Chosen, uniform
 from fedtrain.state import start_digest
@@ -132,12 +133,22 @@ def test_without_eligible_clients_the_selector_is_not_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("connected", "answers", "needed"), [(1, None, 1), (3, None, 3), (1, 2, 2), (3, 2, 3), (3, 5, 5)]
+    ("connected", "answers", "min_updates", "needed"),
+    [(1, None, 1, 1), (3, None, 1, 3), (1, 2, 1, 2), (3, 2, 1, 3), (3, 5, 1, 5), (1, None, 4, 4), (3, 5, 4, 5)],
 )
-def test_a_round_needs_as_many_clients_as_must_be_connected_and_must_answer(
-    connected: int, answers: int | None, needed: int
+def test_a_round_needs_as_many_clients_as_must_be_connected_must_answer_and_can_be_combined(
+    connected: int, answers: int | None, min_updates: int, needed: int
 ) -> None:
-    assert CohortSettings(connected=connected, answers=answers).needed == needed
+    strategy = strategy_of(aggregate=replace(weighted_mean(), min_updates=min_updates))
+    assert CohortSettings(connected=connected, answers=answers).needed(strategy) == needed
+
+
+def test_fewer_asked_than_can_be_combined_is_refused() -> None:
+    strategy = strategy_of(aggregate=replace(weighted_mean(), min_updates=4))
+    for asked in (None, 4, 5):
+        require_enough_asked(strategy, CohortSettings(asked=asked))
+    with pytest.raises(ConfigError, match=r"cohort.asked: expected at least 4, .* or null, found 3"):
+        require_enough_asked(strategy, CohortSettings(asked=3))
 
 
 def evaluated(*ids: str, settings: CohortSettings | None = None) -> Cohort:

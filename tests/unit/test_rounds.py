@@ -11,7 +11,7 @@ from fakes import Adder, Events, ScriptedFleet, ok, people
 from fedtrain import RunState, Strategy
 from fedtrain.aggregation import Aggregator, by_examples, weighted_mean
 from fedtrain.collect import collect
-from fedtrain.errors import AggregationError, ParamsError
+from fedtrain.errors import AggregationError, ConfigError, ParamsError
 from fedtrain.fleet.memory import MemoryFleet
 from fedtrain.local import Local, sgd_epochs
 from fedtrain.plan import CohortSettings, plan, start_of
@@ -441,6 +441,23 @@ def test_as_many_clients_as_must_answer_are_waited_for(time_of: Any) -> None:
     state = run(strategy, fleet, first_state(strategy, MODEL, 0), rounds=1, settings=settings)
     assert fleet.given[0].time_s == 4
     assert state.history[0].skipped == ""
+
+
+def test_as_many_clients_as_the_aggregator_needs_are_waited_for(time_of: Any) -> None:
+    fleet = ScriptedFleet(answers=good, clients=[(0, people("a")), (4, people("a", "b")), (6, people("a", "b", "c"))])
+    time_of(fleet)
+    strategy = strategy_of(aggregate=replace(weighted_mean(), min_updates=3))
+    state = run(strategy, fleet, first_state(strategy, MODEL, 0), rounds=1, settings=CohortSettings())
+    assert fleet.given[0].time_s == 6
+    assert state.history[0].skipped == ""
+
+
+def test_a_run_that_asks_fewer_than_the_aggregator_needs_does_not_begin() -> None:
+    fleet = ScriptedFleet(answers=good, clients=[(0, people("a", "b", "c"))])
+    strategy = strategy_of(aggregate=replace(weighted_mean(), min_updates=3))
+    with pytest.raises(ConfigError, match=r"cohort.asked: expected at least 3"):
+        run(strategy, fleet, first_state(strategy, MODEL, 0), rounds=1, settings=CohortSettings(asked=2))
+    assert not fleet.tasks
 
 
 @pytest.mark.parametrize("there", [(), ("a", "b")])
