@@ -1,8 +1,12 @@
 """One run from first to last: the loop, what it tells, and what it leaves in the run directory."""
 
+import signal
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, cast
@@ -30,7 +34,8 @@ RunStatus = Literal["completed", "failed", "stopped"]
 class Training:
     """A run with its events, display and status; a context manager that leaves the terminal as it was.
 
-    An earlier run's files move aside when the context is entered, and not before.
+    An earlier run's files move aside when the context is entered, and not before. From the end of the last round to
+    that of the context, SIGINT and SIGTERM are ignored: how the run has ended is settled, and is being written down.
 
     Args:
         config: What the user asked for.
@@ -49,6 +54,7 @@ class Training:
         self._start = start
         self._display = Display(config.display)
         self._events: Events | None = None
+        self._ending = ExitStack()
 
     def report(self, event: str, round: int = 0, **fields: object) -> None:
         """Take an event of the run; what happens before the context is entered is not the run's."""
@@ -64,9 +70,10 @@ class Training:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._display.__exit__(kind, error, trace)
-        if self._events is not None:
-            self._events.close()
+        with self._ending:
+            self._display.__exit__(kind, error, trace)
+            if self._events is not None:
+                self._events.close()
 
     def train(self, fleet: Fleet, *, address: str) -> RunStatus:
         """Run all rounds. Whatever happens, the last good model and a result are written; says how it ended."""
@@ -110,9 +117,12 @@ class Training:
             )
             if not latest.num_succeeded:
                 status, reason = "failed", f"no round succeeded; the last one: {latest.history[-1].skipped}"
+            self._ending.enter_context(_signals_ignored())
         except KeyboardInterrupt:
+            self._ending.enter_context(_signals_ignored())
             status, reason = "stopped", "interrupted"
         except Exception as error:
+            self._ending.enter_context(_signals_ignored())
             status, reason, trace = "failed", f"{type(error).__name__}: {error}", traceback.format_exc()
         self._finish(latest, status, reason, time.monotonic() - began)
         if trace:
@@ -144,6 +154,22 @@ class Training:
             metrics=metrics,
             seconds=round(seconds, 3),
         )
+
+
+@contextmanager
+def _signals_ignored() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # no other thread has signals
+        yield
+        return
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    for number, _ in before:
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            if handler is not None:  # None: it was not set from Python
+                signal.signal(number, handler)
 
 
 def initial_model(config: Config, trainer: Trainer) -> Start:
