@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from types import FrameType
 
+from fedtrain.client.trainer import Trainer
 from fedtrain.config import Config, build_strategy, build_trainer, main
 from fedtrain.errors import ConfigError
 from fedtrain.plan import require_enough_asked
@@ -106,6 +107,8 @@ def client(config: Config) -> int:
             "data.partition: without it this client has no examples to train on: set which part of the data is its "
             f"own, in [0, {config.num_partitions}), or choose data that it holds itself"
         )
+    if config.server.stock:
+        return _client_of_stock(config, trainer)
     member = Client(
         trainer,
         server=config.server.addresses,
@@ -131,6 +134,26 @@ def client(config: Config) -> int:
         print(f"error: {member.status.error}", file=sys.stderr, flush=True)
         return 1
     return 0
+
+
+def _client_of_stock(config: Config, trainer: Trainer) -> int:
+    from fedtrain.flower.stock import StockClient
+
+    member = StockClient(
+        trainer,
+        superlink=config.server.addresses[0],
+        client_id=config.client.id or _default_id(config.partition),
+        state_dir=config.client.state_dir,
+        tags=config.client.tags,
+        ca=config.server.ca,
+        insecure=config.server.insecure,
+        tell=_say_nothing if config.display == "none" else lambda word, details: _say(member.id, word, details),
+    )
+    try:
+        member.run()
+    except KeyboardInterrupt:
+        print(f"{member.id}: stopped; its key and id stay in {member.state_dir}", flush=True)
+    return _INTERRUPTED
 
 
 def require_enough_simulated(config: Config, strategy: Strategy) -> None:

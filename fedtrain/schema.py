@@ -32,6 +32,8 @@ class Server:
     """PEM file of the authority that a client trusts; null: those of its system."""
     insecure: bool
     """Whether models and updates may travel in plain text between machines."""
+    stock: bool
+    """Whether the address is that of a stock SuperLink (`flwr run`), whose ServerApp is fedtrain's."""
     max_clients: int
     """Different clients that may join, >= 1; then others are refused."""
     max_strangers: int

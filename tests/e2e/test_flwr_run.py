@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from commands import site
 
 from fedtrain.params import digest, read_file
 
@@ -33,7 +35,7 @@ insecure = true
 class Flower:
     """A SuperLink and SuperNodes that run as long as the context lasts; all files lie in one folder."""
 
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, *, supernodes: bool) -> None:
         self.folder, self._stack = folder, stack
         self.environment = {
             **os.environ,
@@ -48,7 +50,8 @@ class Flower:
         superlink = ("flower-superlink", "--insecure", "--port", str(link), "--disable-runtime-dependency-installation")
         self.superlink = self._start("superlink", *superlink)
         wait_until(lambda: listens(link), self.superlink, self.log("superlink"))
-        for part, port in enumerate(nodes):
+        self.address = f"127.0.0.1:{link}"
+        for part, port in enumerate(nodes if supernodes else ()):
             own = ("--superlink", f"127.0.0.1:{link}", "--port", str(port))
             config = ("--node-config", f"partition-id={part} num-partitions={NUM_CLIENTS}")
             self._start(f"supernode-{part}", "flower-supernode", "--insecure", *own, *config)
@@ -82,9 +85,9 @@ class Flower:
 
 
 @contextmanager
-def flower(folder: Path) -> Iterator[Flower]:
+def flower(folder: Path, *, supernodes: bool = True) -> Iterator[Flower]:
     with ExitStack() as stack:
-        yield Flower(folder, stack)
+        yield Flower(folder, stack, supernodes=supernodes)
 
 
 def end_with_children(process: "subprocess.Popen[bytes]") -> None:
@@ -138,3 +141,35 @@ def test_flwr_run_gives_the_model_that_a_simulation_gives(tmp_path: Path) -> Non
     assert result["final_metrics"]["accuracy"] > 0.5
     events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
     assert {event["client"] for event in events if event["event"] == "outcome"} == {"client-0", "client-1"}
+
+
+@pytest.mark.slow
+def test_clients_of_a_stock_superlink_give_the_same_model_without_a_process_per_message(tmp_path: Path) -> None:
+    overrides = ("experiment=quickstart_numpy", f"data.num_partitions={NUM_CLIENTS}", "rounds=2", "seed=7")
+    run_dir = tmp_path / "run"
+    with flower(tmp_path, supernodes=False) as programs, site(tmp_path, *overrides) as place:
+        clients = [
+            place.start(
+                "fedtrain-client",
+                "server.stock=true",
+                f"server.addresses=[{programs.address}]",
+                f"data.partition={part}",
+                f"client.state_dir=state/{part}",
+            )
+            for part in range(NUM_CLIENTS)
+        ]
+        for client in clients:
+            client.wait_for("connected")
+        programs.run(" ".join((*overrides, f"run_dir={run_dir}", "display=lines")))
+        wait_until((run_dir / "result.json").exists, programs.superlink, programs.log("superlink"))
+        for client in clients:
+            client.send(signal.SIGINT)
+        assert [client.wait() for client in clients] == [130, 130], clients[0].output
+        simulation = place.start("fedtrain-sim", "run_dir=simulated")
+        assert simulation.wait() == 0, simulation.output
+
+    result = json.loads((run_dir / "result.json").read_text())
+    expected = json.loads((tmp_path / "simulated" / "result.json").read_text())
+    assert (result["status"], result["rounds_completed"], result["rounds_skipped"]) == ("completed", 2, 0)
+    assert result["model_digest"] == expected["model_digest"]
+    assert "round 2: trained" in clients[1].output

@@ -45,6 +45,7 @@ def test_without_arguments_the_documented_defaults_hold() -> None:
         "key": None,
         "ca": None,
         "insecure": False,
+        "stock": False,
         "max_clients": 10_000,
         "max_strangers": 256,
         "max_uploads": 64,
@@ -381,7 +382,7 @@ def test_the_help_names_every_key() -> None:
     groups = {"strategy", "model", "data", "trainer"}
     slots = {"selection", "local", "on_client", "aggregation", "on_server", "server_optimizer"}
     names = [name for name in keys(compose([])) if name not in groups | slots]
-    assert len(names) == 34
+    assert len(names) == 35
     for name in [*names, "model.initial", "data.partition", "data.num_partitions"]:
         assert re.search(rf"^  {re.escape(name)} ", text, re.MULTILINE), name
 
