@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
+from fedtrain.errors import AggregationError, TooFew
 from fedtrain.types import Cohort, Params, Update
 
 Weight = Callable[[Update, Cohort], float]
@@ -38,3 +41,33 @@ class Aggregator:
     def __call__(self, updates: Iterable[Update], cohort: Cohort) -> Params:
         """Short for `combine`."""
         return self.combine(updates, cohort)
+
+
+Layout = tuple[tuple[int, ...], np.dtype]
+"""Shape and dtype of an array."""
+
+
+def differs(update: Update, name: str, found: Layout | None, expected: Layout | None) -> AggregationError:
+    """The error that an update's array is not as in the updates before it; None stands for no such array."""
+    has, others = (f"{layout[1]}{layout[0]}" if layout else "missing" for layout in (found, expected))
+    return AggregationError(
+        f"client {update.task.client}, round {update.task.round}: {name!r} is {has}, in the updates before it "
+        f"{others}: use the model definition of the server"
+    )
+
+
+def checked_weight(weight: Weight, update: Update, cohort: Cohort) -> float:
+    """An update's weight.
+
+    Raises:
+        AggregationError: it is negative or not finite.
+    """
+    found = weight(update, cohort)
+    if not 0 <= found < np.inf:
+        raise AggregationError(f"client {update.task.client}: weight {found}, expected a finite number >= 0")
+    return found
+
+
+def weightless() -> TooFew:
+    """The error that the weights of all updates sum to zero."""
+    return TooFew("the weights of all updates sum to zero (no client trained on any example)")

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fedtrain.aggregation.aggregator import Aggregator, Weight, equally
+from fedtrain.aggregation.aggregator import Aggregator, Weight, checked_weight, equally, weightless
 from fedtrain.aggregation.distances import distances, distances_to_sum
 from fedtrain.aggregation.median import middle
 from fedtrain.aggregation.table import Table, require_count
-from fedtrain.errors import AggregationError, StrategyError, TooFew
+from fedtrain.errors import AggregationError, StrategyError
 from fedtrain.types import Array, Cohort, Params, Update
 
 
@@ -84,10 +84,7 @@ def weights_of(table: Table, weight: Weight, cohort: Cohort) -> Array:
         TooFew: they sum to zero.
         AggregationError: one is negative or not finite.
     """
-    weights = np.array([weight(update, cohort) for update in table.updates], np.float64)
-    for update, found in zip(table.updates, weights, strict=True):
-        if not 0 <= found < np.inf:
-            raise AggregationError(f"client {update.task.client}: weight {found}, expected a finite number >= 0")
+    weights = np.array([checked_weight(weight, update, cohort) for update in table.updates], np.float64)
     if not weights.any():
-        raise TooFew("the weights of all updates sum to zero (no client trained on any example)")
+        raise weightless()
     return np.asarray(weights / weights.sum())

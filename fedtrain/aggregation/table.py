@@ -13,12 +13,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from fedtrain.aggregation.aggregator import Layout, differs
 from fedtrain.errors import AggregationError, StrategyError, TooFew
 from fedtrain.params import all_finite, is_float, wide
 from fedtrain.stored import rest
 from fedtrain.types import Array, Params, Update
 
-Layout = tuple[tuple[int, ...], np.dtype]
 Read = Callable[[int, int], Array]
 """Elements (begin, end) of one row's array, flat."""
 Reduce = Callable[[Array], Array]
@@ -59,9 +59,9 @@ class Table:
             raise TooFew(f"{rule}: no update with a floating-point array to combine")
         for update in self.updates[1:]:
             for name in sorted(self.layout.keys() - set(update.delta)):
-                raise _differs(update, name, None, self.layout[name])
+                raise differs(update, name, None, self.layout[name])
             for name in sorted(set(update.delta) - set(first)):
-                raise _differs(update, name, (update.delta[name].shape, update.delta[name].dtype), None)
+                raise differs(update, name, (update.delta[name].shape, update.delta[name].dtype), None)
         self._open = "", list[Read]()
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class Table:
             return update.delta.reader(name)
         array = update.delta[name]
         if (array.shape, array.dtype) != self.layout[name]:
-            raise _differs(update, name, (array.shape, array.dtype), self.layout[name])
+            raise differs(update, name, (array.shape, array.dtype), self.layout[name])
         flat = array.reshape(-1)
         return lambda begin, end: flat[begin:end]
 
@@ -205,11 +205,3 @@ def _layout(delta: Params) -> dict[str, Layout]:
         return dict(delta._table.layout)
     arrays = ((name, delta[name]) for name in delta)
     return {name: (array.shape, array.dtype) for name, array in arrays if is_float(array)}
-
-
-def _differs(update: Update, name: str, found: Layout | None, expected: Layout | None) -> AggregationError:
-    has, others = (f"{layout[1]}{layout[0]}" if layout else "missing" for layout in (found, expected))
-    return AggregationError(
-        f"client {update.task.client}, round {update.task.round}: {name!r} is {has}, in the updates before it "
-        f"{others}: use the model definition of the server"
-    )

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from fedtrain.aggregation.aggregator import Aggregator, Weight, by_examples
+from fedtrain.aggregation.aggregator import Aggregator, Layout, Weight, by_examples, checked_weight, differs, weightless
 from fedtrain.errors import AggregationError, TooFew
 from fedtrain.params import all_finite, is_float, wide
 from fedtrain.types import Array, Cohort, Params, Update
@@ -40,12 +40,10 @@ def weighted_mean(weight: Weight = by_examples) -> Aggregator:
 
     def combine(updates: Iterable[Update], cohort: Cohort) -> Params:
         sums: dict[str, Array] = {}
-        layout: dict[str, _Layout] = {}
+        layout: dict[str, Layout] = {}
         total = 0.0
         for update in updates:
-            w = weight(update, cohort)
-            if not (0 <= w < np.inf):
-                raise AggregationError(f"client {update.task.client}: weight {w}, expected a finite number >= 0")
+            w = checked_weight(weight, update, cohort)
             total += w
             first, names = not sums, set()
             # One array at a time: a delta may be a lazy mapping, larger than memory should hold at once.
@@ -58,15 +56,15 @@ def weighted_mean(weight: Weight = by_examples) -> Aggregator:
                     layout[name] = array.shape, array.dtype
                     sums[name] = np.zeros(array.shape, wide(array.dtype))
                 elif layout.get(name) != (array.shape, array.dtype):
-                    raise _differs(update, name, (array.shape, array.dtype), layout.get(name))
+                    raise differs(update, name, (array.shape, array.dtype), layout.get(name))
                 if w > 0:
                     fold(sums[name], array, w)
             for name in sorted(layout.keys() - names):
-                raise _differs(update, name, None, layout[name])
+                raise differs(update, name, None, layout[name])
         if not sums:
             raise TooFew("no update with a floating-point array to average")
         if total == 0:
-            raise TooFew("the weights of all updates sum to zero (no client trained on any example)")
+            raise weightless()
         result = {}
         for name, acc in sums.items():
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -80,17 +78,6 @@ def weighted_mean(weight: Weight = by_examples) -> Aggregator:
         return result
 
     return Aggregator(combine, weight, uses_all=True)
-
-
-_Layout = tuple[tuple[int, ...], np.dtype]
-
-
-def _differs(update: Update, name: str, found: _Layout | None, expected: _Layout | None) -> AggregationError:
-    has, others = (f"{layout[1]}{layout[0]}" if layout else "missing" for layout in (found, expected))
-    return AggregationError(
-        f"client {update.task.client}, round {update.task.round}: {name!r} is {has}, in the updates before it "
-        f"{others}: use the model definition of the server"
-    )
 
 
 def fold(acc: Array, array: Array, weight: float) -> None:

@@ -15,10 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from filelock import FileLock, Timeout
-
 from fedtrain.client.capacity import measure_capacity
-from fedtrain.client.identity import default_state_dir, require_client_id
+from fedtrain.client.identity import default_state_dir, require_client_id, take_state_dir
 from fedtrain.client.trainer import Trainer
 from fedtrain.client.worker import Worker
 from fedtrain.errors import Cancelled, ConfigError, ConnectionRefused, FedtrainError, ParamsError
@@ -106,7 +104,6 @@ class Client:
         self._trust = Trust(ca, insecure=insecure)
         self.state_dir = Path(state_dir) if state_dir else default_state_dir(client_id)
         self._signer = Signer(load_or_create_key(self.state_dir))
-        self._folder_lock = FileLock(self.state_dir / "lock", thread_local=False)  # the work's thread releases it
         self._tags, self._stay, self._tell = dict(tags or {}), stay, tell
         self._partitioning = partitioning
         self._status = ClientStatus()
@@ -134,13 +131,7 @@ class Client:
         """
         if self._threads:
             raise FedtrainError("this client was started already: make a new one")
-        try:
-            self._folder_lock.acquire(blocking=False)
-        except Timeout:
-            raise ConfigError(
-                f"client.state_dir={self.state_dir}: a client that is running uses this folder: "
-                "stop it, or give this one an id and a state folder of its own"
-            ) from None
+        self._folder_lock = take_state_dir(self.state_dir)  # the work's thread releases it
         self._threads = [
             threading.Thread(target=self._connect, name=f"fedtrain-{self.id}-connection", daemon=True),
             threading.Thread(target=self._work, name=f"fedtrain-{self.id}-work", daemon=True),

@@ -6,6 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from fedtrain.errors import ConfigError, ConnectionRefused
 from fedtrain.types import Capacity, ClientInfo, Partitioning
 
@@ -34,6 +36,23 @@ def default_state_dir(client: str) -> Path:
     import platformdirs
 
     return Path(platformdirs.user_state_dir("fedtrain")) / "clients" / client
+
+
+def take_state_dir(state_dir: Path) -> FileLock:
+    """The lock of a client's folder, held until it is released (by any thread) or this process ends.
+
+    Raises:
+        ConfigError: another client uses the folder.
+    """
+    lock = FileLock(state_dir / "lock", thread_local=False)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise ConfigError(
+            f"client.state_dir={state_dir}: a client that is running uses this folder: "
+            "stop it, or give this one an id and a state folder of its own"
+        ) from None
+    return lock
 
 
 def capacity_from(values: Mapping[str, Any]) -> Capacity:

@@ -9,8 +9,8 @@ from numpy.random import Generator
 from fedtrain.client.trainer import Evaluated, Fitted, Work
 from fedtrain.data.batches import batches, num_batches, num_steps, positive, prescribed
 from fedtrain.data.split import Examples, Split
-from fedtrain.errors import Cancelled, ConfigError, Declined, ParamsError
-from fedtrain.local import CLIENT_HALVES
+from fedtrain.errors import Cancelled, ConfigError, ParamsError
+from fedtrain.local import CLIENT_HALVES, client_half
 from fedtrain.params import is_float, require_same_layout
 from fedtrain.random import generator
 from fedtrain.types import Array, Params, Start
@@ -82,11 +82,7 @@ class NumpyTrainer:
             Cancelled: the task was called off.
         """
         name, numbers = work.local
-        half = CLIENT_HALVES.get(name)
-        if half is None:
-            raise Declined(
-                f"this client can do {', '.join(CLIENT_HALVES)}, found {name!r}: update fedtrain on the client"
-            )
+        half = client_half(name)
         require_same_layout(self._layout, {**start.params, **start.buffers}, what="the client's model")
         params = {name: np.array(array) for name, array in start.params.items()}
         train = self._data.train

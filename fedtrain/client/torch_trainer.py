@@ -17,8 +17,8 @@ from fedtrain.client.torch_optim import Correction, Sgd
 from fedtrain.client.trainer import Evaluated, Fitted, Work
 from fedtrain.data.batches import batches, num_batches, num_steps, positive, prescribed
 from fedtrain.data.split import Examples, Split
-from fedtrain.errors import Cancelled, ConfigError, Declined
-from fedtrain.local import CLIENT_HALVES
+from fedtrain.errors import Cancelled, ConfigError
+from fedtrain.local import CLIENT_HALVES, client_half
 from fedtrain.params import require_same_layout
 from fedtrain.types import Params, Start
 
@@ -175,11 +175,7 @@ class TorchTrainer:
             Cancelled: the task was called off.
         """
         name, numbers = work.local
-        half = CLIENT_HALVES.get(name)
-        if half is None:
-            raise Declined(
-                f"this client can do {', '.join(CLIENT_HALVES)}, found {name!r}: update fedtrain on the client"
-            )
+        half = client_half(name)
         require_same_layout(self._params_layout, start.params, what="the client's model (trainable part)")
         require_same_layout(self._buffers_layout, start.buffers, what="the client's model (buffers)")
         if self._train is None or not self.num_examples:

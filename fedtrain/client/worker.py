@@ -47,7 +47,7 @@ class Worker:
         *,
         cancelled: Callable[[], bool] = lambda: False,
         progress: Callable[[float], None] = lambda fraction: None,
-        on_error: Callable[[Exception], None] = lambda error: None,
+        on_error: Callable[[Exception], object] = lambda error: None,
     ) -> Outcome:
         """Do a task. Never raises for what the trainer does, except `Cancelled`: an exception is an outcome.
 

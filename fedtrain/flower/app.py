@@ -35,11 +35,10 @@ from fedtrain.config import Config, build_strategy, build_trainer, compose
 from fedtrain.errors import ConfigError
 from fedtrain.flower.grid import GridFleet
 from fedtrain.flower.memory import NodeMemory
-from fedtrain.flower.records import answer_content, enrolment_content, read_task
+from fedtrain.flower.records import answer_content, enrolment_content, performed, read_task
 from fedtrain.run_folder import RESULT, run_folder
-from fedtrain.state import start_digest
 from fedtrain.training import Training, initial_model
-from fedtrain.types import ClientInfo, Outcome
+from fedtrain.types import ClientInfo
 
 _OVERRIDES = "overrides"
 """Name of a text in the run config and in the node config."""
@@ -108,11 +107,7 @@ def client_app(overrides: Sequence[str] = (), *, config_dir: str | Path | None =
         memory = NodeMemory(context.state)
         memory.settle(verdicts)
         worker = Worker(trainer, memory.state)
-        if (found := start_digest(start)) == task.start:
-            outcome = worker.perform(task, start, on_error=traceback.print_exception)
-        else:
-            reason = f"what the task starts from has digest {found}, expected {task.start}: it changed on its way"
-            outcome = Outcome(task, "failed", reason=reason)
+        outcome = performed(worker, task, start, traceback.print_exception)
         if outcome.update is not None:
             memory.keep(task.number, worker.pending(task.number))
         return Message(answer_content(outcome, run), reply_to=message)

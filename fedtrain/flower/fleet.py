@@ -42,9 +42,6 @@ _MAX_NEWS, _NEWS_PER_S = 20.0, 0.1
 _MAX_EARLY_BYTES = 64 * 2**20
 """Small answers that wait in memory together for their turn; more of them wait in files."""
 
-_MAX_VERDICTS = 16
-"""As many of a client's last verdicts go with every answer: it has them before it begins its next task."""
-
 
 @dataclass
 class Given:
@@ -201,7 +198,7 @@ class FlowerFleet:
             member = self._members.get(task.client)
             if member is not None:
                 member.verdicts[task.number] = counted
-                while len(member.verdicts) > _MAX_VERDICTS:
+                while len(member.verdicts) > wire.MAX_VERDICTS:
                     del member.verdicts[next(iter(member.verdicts))]
                 if not given.answered:
                     member.wake()  # it may stop working

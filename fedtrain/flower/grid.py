@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 
 from fedtrain.errors import ConnectionRefused
 from fedtrain.flower.records import read_answer, read_enrolment, start_records, task_content
+from fedtrain.flower.wire import MAX_VERDICTS
 from fedtrain.observe.events import Report, quiet
 from fedtrain.types import ClientInfo, Outcome, Start, Task
 
@@ -29,7 +30,6 @@ _UNANSWERED_S = 180.0
 """When a node that has not answered is asked again: its process may have been started anew, without the question."""
 _TTL_S = 7 * 86_400.0
 """Deadlines are the round's business: a message outlives every reasonable one. Flower counts by the wall clock."""
-_MAX_VERDICTS = 16
 _MAX_CLOSED = 1000
 """As many messages are still looked for after their task was settled, so that late answers are known as such; few at a
 time, since some are never answered."""
@@ -140,7 +140,7 @@ class GridFleet:
             self._starts.pop(task.start, None)
         verdicts = self._verdicts.setdefault(task.client, {})
         verdicts[task.number] = counted
-        while len(verdicts) > _MAX_VERDICTS:
+        while len(verdicts) > MAX_VERDICTS:
             del verdicts[next(iter(verdicts))]
 
     # Polling

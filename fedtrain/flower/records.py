@@ -9,7 +9,7 @@ little-endian, under the serialization type ``fedtrain.bfloat16``.
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
 import numpy as np
@@ -17,9 +17,11 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from fedtrain.client.identity import client_info, enrolment
+from fedtrain.client.worker import Worker
 from fedtrain.errors import ConnectionRefused, ParamsError
 from fedtrain.flower.wire import invalid, read_head
 from fedtrain.params import BFLOAT16, DTYPES
+from fedtrain.state import start_digest
 from fedtrain.types import Array, ClientInfo, Outcome, Params, Start, Task, Update
 
 _RECORD = "fedtrain"
@@ -117,6 +119,14 @@ def read_task(content: RecordDict) -> tuple[Task, str, Start, dict[int, bool]]:
             f"the message is no task of fedtrain ({type(error).__name__}: {error}): "
             "use the same version of fedtrain in the ServerApp and the ClientApp"
         ) from error
+
+
+def performed(worker: Worker, task: Task, start: Start, on_error: Callable[[Exception], object]) -> Outcome:
+    """What came of a task whose start came as records; failed if that is not what the task names."""
+    if (found := start_digest(start)) == task.start:
+        return worker.perform(task, start, on_error=on_error)
+    reason = f"what the task starts from has digest {found}, expected {task.start}: it changed on its way"
+    return Outcome(task, "failed", reason=reason)
 
 
 def answer_content(outcome: Outcome, run: str) -> RecordDict:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from filelock import FileLock, Timeout
 from flwr.app import Error, Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import ErrorCode
@@ -42,17 +41,16 @@ from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_f
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 
 from fedtrain.client.capacity import measure_capacity
-from fedtrain.client.identity import default_state_dir, require_client_id
+from fedtrain.client.identity import default_state_dir, require_client_id, take_state_dir
 from fedtrain.client.trainer import Trainer
 from fedtrain.client.worker import Worker
-from fedtrain.errors import ConfigError, ParamsError
+from fedtrain.errors import ParamsError
 from fedtrain.flower.auth import Signer
-from fedtrain.flower.records import answer_content, enrolment_content, read_task
+from fedtrain.flower.records import answer_content, enrolment_content, performed, read_task
 from fedtrain.flower.supernode import Line, NotEnrolled, Unavailable
 from fedtrain.security.keys import load_or_create_key, public_pem
 from fedtrain.security.tls import Trust
-from fedtrain.state import start_digest
-from fedtrain.types import ClientInfo, Outcome
+from fedtrain.types import ClientInfo
 
 FIRST_POLL_S, POLL_GROWTH, LONGEST_POLL_S = 0.05, 1.5, 3.0
 """Pauses between questions for a message: the first one after there was one, and how they grow."""
@@ -97,7 +95,7 @@ class StockClient:
     ) -> None:
         self.id = require_client_id(client_id)
         self.state_dir = Path(state_dir) if state_dir else default_state_dir(client_id)
-        self._trainer, self._worker, self._tags = trainer, Worker(trainer), dict(tags or {})
+        self._worker, self._tags = Worker(trainer), dict(tags or {})
         key = load_or_create_key(self.state_dir)
         self._public, self._run = public_pem(key), ""
         self._superlink, self._signer, self._trust = superlink, Signer(key), Trust(ca, insecure=insecure)
@@ -110,14 +108,8 @@ class StockClient:
         Raises:
             ConfigError: another client uses the state folder.
         """
+        lock = take_state_dir(self.state_dir)
         try:
-            lock = FileLock(self.state_dir / "lock").acquire(blocking=False)
-        except Timeout:
-            raise ConfigError(
-                f"client.state_dir={self.state_dir}: a client that is running uses this folder: "
-                "stop it, or give this one an id and a state folder of its own"
-            ) from None
-        with lock:
             while not self._stopping.is_set():
                 line = self._line()
                 try:
@@ -127,6 +119,8 @@ class StockClient:
                     self._stopping.wait(_AGAIN_S)
                 finally:
                     line.close()
+        finally:
+            lock.release()
 
     def _line(self) -> Line:
         return Line(self._superlink, self._signer, self._trust)
@@ -160,7 +154,8 @@ class StockClient:
                     pause = FIRST_POLL_S
         finally:
             done.set()
-            _post(line, "deactivate-node", DeactivateNodeRequest(node_id=node.node_id), allowed=range(100, 600))
+            with contextlib.suppress(Unavailable, NotEnrolled):  # what ended this, an interrupt too, goes on
+                _post(line, "deactivate-node", DeactivateNodeRequest(node_id=node.node_id))
             beats.join()
 
     def _beat(self, node: Node, done: threading.Event) -> None:
@@ -191,14 +186,11 @@ class StockClient:
             return Message(enrolment_content(info), reply_to=message)
         task, run, start, verdicts = read_task(message.content)
         if run != self._run:
-            self._run, self._worker = run, Worker(self._trainer)
+            self._run = run
+            self._worker.forget()
         for number, counted in verdicts.items():
             self._worker.settle(number, counted)
-        if (found := start_digest(start)) == task.start:
-            outcome = self._worker.perform(task, start, on_error=lambda error: self._tell("error", {"error": error}))
-        else:
-            reason = f"what the task starts from has digest {found}, expected {task.start}: it changed on its way"
-            outcome = Outcome(task, "failed", reason=reason)
+        outcome = performed(self._worker, task, start, lambda error: self._tell("error", {"error": error}))
         details = {"reason": outcome.reason, "seconds": outcome.seconds, "metrics": dict(outcome.metrics)}
         self._tell("done", {"kind": task.kind, "round": task.round, "outcome": outcome.kind, "taken": True, **details})
         return Message(answer_content(outcome, run), reply_to=message)

@@ -30,6 +30,9 @@ from fedtrain.types import Outcome, Params, Start, Task, Update, WireDtype
 PROTOCOL = 1
 """Version of what is described here; server and client must have the same."""
 
+MAX_VERDICTS = 16
+"""As many of a client's last verdicts go with every answer: it has them before it begins its next task."""
+
 INLINE_BYTES = 1 << 20
 """Up to this size arrays travel inside the Flower message, above it over the data route."""
 

@@ -4,6 +4,7 @@ A local algorithm has two halves. The server's is a `Local`; it sends a name and
 a `ClientHalf`, looked up by that name in `CLIENT_HALVES`; a client that lacks it declines the task.
 """
 
+from fedtrain.errors import Declined
 from fedtrain.local.algorithm import ClientHalf, Local
 from fedtrain.local.feddyn import client_half as _feddyn
 from fedtrain.local.feddyn import feddyn
@@ -22,4 +23,16 @@ CLIENT_HALVES: dict[str, ClientHalf] = {
 }
 """The client's half of each local algorithm, by the name that travels in the task."""
 
-__all__ = ["CLIENT_HALVES", "ClientHalf", "Local", "feddyn", "proximal", "scaffold", "sgd_epochs"]
+
+def client_half(name: str) -> ClientHalf:
+    """The client's half of a local algorithm.
+
+    Raises:
+        Declined: this release of fedtrain has none of that name.
+    """
+    if name not in CLIENT_HALVES:
+        raise Declined(f"this client can do {', '.join(CLIENT_HALVES)}, found {name!r}: update fedtrain on the client")
+    return CLIENT_HALVES[name]
+
+
+__all__ = ["CLIENT_HALVES", "ClientHalf", "Local", "client_half", "feddyn", "proximal", "scaffold", "sgd_epochs"]

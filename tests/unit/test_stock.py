@@ -1,5 +1,6 @@
 """A client of a stock SuperLink, without one: what it answers to a message."""
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,9 @@ from fakes import Adder
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app.message.message import make_message
 from flwr.app.metadata import Metadata
+from flwr.proto.node_pb2 import Node
 
+from fedtrain.client.identity import take_state_dir
 from fedtrain.errors import ConfigError
 from fedtrain.flower.records import read_answer, read_enrolment, start_records, task_content
 from fedtrain.flower.stock import StockClient
@@ -41,7 +44,7 @@ def client(tmp_path: Path) -> StockClient:
 
 def test_a_query_is_answered_with_who_the_client_is(client: StockClient) -> None:
     info = read_enrolment(client._handled(message_of(RecordDict(), "query")).content)
-    assert (info.id, dict(info.tags), info.num_examples) == ("ward-3", {"site": "x"}, client._trainer.num_examples)
+    assert (info.id, dict(info.tags), info.num_examples) == ("ward-3", {"site": "x"}, 1)
 
 
 def test_a_task_is_done_and_one_from_another_start_is_not(client: StockClient) -> None:
@@ -60,3 +63,26 @@ def test_a_message_that_is_not_of_fedtrain_is_answered_with_an_error_that_says_s
 def test_an_address_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="HOST:PORT"):
         StockClient(Adder(0.5), superlink="nowhere", client_id="a", state_dir=tmp_path)
+
+
+def test_an_interrupt_ends_a_client_whose_superlink_is_away(
+    client: StockClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routes = list[str]()
+
+    def asked(line: object, route: str, request: object, answer: object) -> None:
+        if routes:
+            pytest.fail("it went on")
+        routes.append(route)
+        raise KeyboardInterrupt  # while it waits for messages; the port of its SuperLink is closed by now
+
+    monkeypatch.setattr("fedtrain.flower.stock._asked", asked)
+    monkeypatch.setattr(client, "_join", lambda line: Node(node_id=7))
+    with pytest.raises(KeyboardInterrupt):
+        client.run()
+    assert threading.active_count() == 1
+
+
+def test_a_second_client_of_the_state_folder_is_refused(client: StockClient) -> None:
+    with take_state_dir(client.state_dir), pytest.raises(ConfigError, match="a client that is running uses this"):
+        client.run()
